@@ -56,6 +56,11 @@ def cells(rows: Iterable[Row]) -> list[Row]:
     return found
 
 
+def cells_of(files: Iterable[Iterable[Row]]) -> list[Row]:
+    """The cells of several files' rows; of one that several have the last one counts."""
+    return [*{tuple(c[f] for f in FIELDS): c for rows in files for c in cells(rows)}.values()]
+
+
 def summary(found: list[Row]) -> str:
     kept = sum(cell["ratio"] >= NEVER_SLOWER for cell in found)
     proven = sum(cell["ratio_high"] < NEVER_SLOWER for cell in found)
@@ -117,9 +122,7 @@ def main() -> int:
     parser.add_argument("results", type=Path, nargs="+", help="files of python -m bench map")
     parser.add_argument("--plot", type=Path, help="the picture")
     given = parser.parse_args()
-    files = [cells(json.loads(path.read_text())["rows"]) for path in given.results]
-    by_place = {tuple(cell[field] for field in FIELDS): cell for file in files for cell in file}
-    found = [*by_place.values()]
+    found = cells_of(json.loads(path.read_text())["rows"] for path in given.results)
     print(harness.table(found, COLUMNS))
     print("\n" + summary(found))
     if given.plot:

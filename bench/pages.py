@@ -144,15 +144,16 @@ def ddp_on_a_gpu() -> str:
 
 
 def never_slower_map() -> str:
-    result = Result(f"{_XEON}/map.json")
-    cells = never_slower.cells(result.rows)
+    files = ("map", "map-fsdp2", "map-fsdp2-long")
+    results = [Result(f"{_XEON}/{file}.json") for file in files]
+    cells = never_slower.cells_of(result.rows for result in results)
     ratios = [cell["ratio"] for cell in cells]
     near = sum(cell["over_best"] >= never_slower.NEAR_BEST for cell in cells)
     head = ["cells", "over the uncompressed step: least", "median", "most",
             "within 5 % of the best codec"]  # fmt: skip
     figures = [min(ratios), statistics.median(ratios), max(ratios)]
     body = [[str(len(cells)), *(f"{figure:.2f} ×" for figure in figures), str(near)]]
-    return _markdown(head, body, result)
+    return _markdown(head, body, *results)
 
 
 def allreduce() -> str:
