@@ -64,7 +64,7 @@ class Result:
         return form.format_map(row) if row else ""
 
     def source(self) -> str:
-        """What the reader must know of it; the command is in the file."""
+        """Return the file with its machine and commit; the command is in the file."""
         place, commit = self._fields["machine"], self._fields.get("commit")
         if not isinstance(place, str):  # as of before the harness
             place = ", ".join(

@@ -112,7 +112,7 @@ def load(file: Path) -> list[Row]:
 
 
 def rows_of(ranks: int) -> int:
-    """Of the grid of schedule/collective/partition.h."""
+    """Return the rows of the grid of schedule/collective/partition.h."""
     return max(r for r in range(1, math.isqrt(ranks) + 1) if ranks % r == 0)
 
 

@@ -30,7 +30,7 @@ _LEVELS = Path(__file__).parents[2] / "compress/codecs/adaptive_levels.h"
 
 @torch.no_grad()
 def through(spec: str, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
-    """What the other side decodes of each shard: thinwire.encode(), then thinwire.decode().
+    """Return each shard as the other side decodes it: thinwire.encode(), then thinwire.decode().
 
     Args:
         spec: fp32, int8, int4, or adaptive with bits and floor. ValueError for any other.

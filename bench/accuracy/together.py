@@ -154,10 +154,10 @@ class Optimizer:
         second.mul_(0.999).addcmul_(gradients, gradients, value=1 - 0.999)
         root = second.sqrt() / (1 - 0.999**self._steps).sqrt()
         update = first / (1 - 0.9**self._steps) / (root + 1e-8)
-        velocity.lerp_(gradients, 1 - 0.95)
-        nesterov = gradients.lerp(velocity, 0.95)
         for place, shape in self._inside:
-            matrix = _orthogonal(nesterov[:, place].unflatten(1, shape))
+            gradient, momentum = gradients[:, place], velocity[:, place]
+            momentum.lerp_(gradient, 1 - 0.95)
+            matrix = _orthogonal(gradient.lerp(momentum, 0.95).unflatten(1, shape))
             update[:, place] = matrix.flatten(1).float() * (0.2 * max(shape) ** 0.5)
         parameters.mul_(1 - rates * self._decay).sub_(rates * update)
 
@@ -204,7 +204,7 @@ class _Together:
         numel = self.parameters.shape[1] if self._taken is None else len(self._taken)
         self.group = ManyTwoHop(workers, numel, spec_of(method, task), method.feedback)
         self._rate = torch.tensor([[trial.rate] for trial in trials], device=device)
-        # What a step reads and writes.
+        # A step reads rows and factor, and writes losses.
         self.rows = torch.zeros(
             (len(trials), workers, task.batch), dtype=torch.int64, device=device
         )

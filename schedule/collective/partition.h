@@ -27,7 +27,7 @@ struct Chunk {
   uint32_t codec = 0;          // of Options::codecs
   size_t codec_offset = 0;     // of its first element among those of its codec
   const Algorithm* algorithm = nullptr;
-  int columns = 1;  // of the grid that its ranks form, where the algorithm goes by one
+  int columns = 1;  // of the grid that its ranks form, where the algorithm uses one
 
   int world() const { return static_cast<int>(bounds.size()) - 1; }
   size_t numel() const { return elements.end - elements.begin; }
@@ -113,7 +113,7 @@ Grid GridOf(int world);
 // True if options.local_size cuts the world into several nodes of several ranks.
 bool HasNodes(int world, const Options& options);
 
-// True if dense allreduces of this world go by its grid: as options.topology says; if that is
+// True if dense allreduces of this world use its grid: as options.topology says; if that is
 // kAuto, from kGridFrom ranks on, unless the grid is so long that it saves less than half of the
 // messages.
 bool GoesByGrid(int world, const Options& options);

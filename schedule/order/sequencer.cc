@@ -453,14 +453,14 @@ absl::Status Leader::NeverSubmitted(const Tensor& tensor, const std::string& con
                                     const std::vector<int>& silent) const {
   const std::vector<int> missing = Unset(tensor.reported);
   const bool stopped = std::includes(silent.begin(), silent.end(), missing.begin(), missing.end());
-  const std::string mend =
+  const std::string fix =
       stopped ? ", and no answer comes from there; look whether the process is stopped or its link "
                 "is down"
               : absl::StrCat(WaitingFor(missing.front(), tensor.first.id()),
                              "; let every rank make the same calls, or raise the timeout");
   return absl::DeadlineExceededError(absl::StrCat(
       "tensor '", tensor.first.name, "' (", DescribeReport(tensor.first), ") ", consequence, ": ",
-      Ranks(missing), " never submitted it, expected a call on all ", world_, " ranks", mend));
+      Ranks(missing), " never submitted it, expected a call on all ", world_, " ranks", fix));
 }
 
 absl::Status Leader::Diagnose(uint64_t id, const std::vector<int>& silent) const {

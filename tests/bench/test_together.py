@@ -28,9 +28,18 @@ class Little(Jargon):
         return itertools.islice(super().test(), 2)
 
 
-@pytest.mark.parametrize("name", ["gpt AdamW", "gpt Muon", "charlm"])
-def test_a_run_is_the_one_that_is_trained_alone(name):
-    task, method = TASKS[name], METHODS["fp32"]
+@pytest.mark.parametrize(
+    ("name", "method", "near"),
+    [
+        ("gpt AdamW", "fp32", 5e-4),
+        # Any of its three features changes a loss by more than that.
+        ("gpt AdamW", "adaptive 2 bf16 gradients exact 1-d", 5e-4),
+        ("gpt Muon", "fp32", 2e-3),
+        ("charlm", "fp32", 2e-3),
+    ],
+)
+def test_a_run_is_the_one_that_is_trained_alone(name, method, near):
+    task, method = TASKS[name], METHODS[method]
     task = dataclasses.replace(task, steps=40, batch=4, data=Little())
     trials = [Trial(task.rate, 1, "validation"), Trial(task.rate / 2, 2, "test")]
     rows = train_together(task, method, trials, WORKERS, CPU)
@@ -41,7 +50,7 @@ def test_a_run_is_the_one_that_is_trained_alone(name):
         steps, losses = zip(*row["curve"], strict=True)
         assert (row["seed"], row["rate"]) == (alone["seed"], alone["rate"])
         assert list(steps) == [step for step, _ in alone["curve"]]
-        assert losses == pytest.approx([loss for _, loss in alone["curve"]], rel=2e-3)
+        assert losses == pytest.approx([loss for _, loss in alone["curve"]], rel=near)
         assert row["loss"] == pytest.approx(alone["loss"], rel=2e-3)
         assert row["accuracy"] == pytest.approx(alone["accuracy"], abs=0.3)
         assert row.keys() == alone.keys()

@@ -1,4 +1,4 @@
-"""Errors are typed, name rank and mend, come on every rank, and come within the deadline."""
+"""Errors are typed, name rank and fix, come on every rank, and come within the deadline."""
 
 import os
 import signal
@@ -150,13 +150,13 @@ def wrong_tensors(rank: int):
             all_reduce(tensor, name="loss")
         for part in (f"rank {rank}", "'loss'", got, "expected"):
             assert part in str(caught.value)
-    for dtype, mend in {
+    for dtype, fix in {
         torch.float64: r"\.float\(\), or .*torch\.distributed\.all_reduce",
         torch.int32: r"torch\.distributed\.all_reduce, which is exact",
         torch.bool: r"torch\.distributed\.all_reduce, which is exact",
         torch.complex64: r"torch\.view_as_real\(tensor\)",
     }.items():
-        with pytest.raises(thinwire.InvalidArgumentError, match=mend):
+        with pytest.raises(thinwire.InvalidArgumentError, match=fix):
             all_reduce(torch.ones(4, dtype=dtype))
     with pytest.raises(thinwire.InvalidArgumentError, match="MAX"):
         all_reduce(torch.ones(1), op=dist.ReduceOp.MAX)

@@ -72,7 +72,7 @@ def leaves_layers_out(training: Training) -> None:
 
 
 def starts_without_a_layer(training: Training) -> None:
-    """What only the first steps have."""
+    """The first steps have a layer that no later one has."""
     for out in ((), (1,), (1,), (1,), (1,), (2,), (2,), (2,)):
         training.step(*out)
 
