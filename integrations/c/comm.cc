@@ -127,6 +127,9 @@ absl::StatusOr<std::unique_ptr<tw_comm>> MakeCommunicator(const tw_options& in) 
   if (!options.ok()) return options.status();
   absl::StatusOr<Joined> joined = Join(*options);
   if (!joined.ok()) return joined.status();
+  const Transport& transport = joined->transport;
+  const bool by_order =
+      !transport.empty() && transport.data->traits().matching == Matching::kByOrder;
   absl::StatusOr<std::unique_ptr<Engine>> engine =
       Engine::Create(joined->options, std::move(joined->transport), options->device);
   if (!engine.ok()) return engine.status();
@@ -134,6 +137,7 @@ absl::StatusOr<std::unique_ptr<tw_comm>> MakeCommunicator(const tw_options& in) 
                                            in.size,
                                            options->device != nullptr,
                                            joined->words,
+                                           by_order,
                                            joined->topology,
                                            NodesFound(*joined),
                                            *std::move(engine),
@@ -222,6 +226,15 @@ tw_status tw_comm_transport(tw_comm* comm, char* text, size_t capacity) {
     return ToC(bad);
   }
   return ToC(thinwire::WriteText("the transport", comm->transport, text, capacity));
+}
+
+tw_status tw_comm_matches_by_order(tw_comm* comm, int* by_order) {
+  if (absl::Status bad = thinwire::CheckComm("tw_comm_matches_by_order", comm, {by_order});
+      !bad.ok()) {
+    return ToC(bad);
+  }
+  *by_order = comm->matches_by_order ? 1 : 0;
+  return TW_OK;
 }
 
 tw_status tw_comm_topology(tw_comm* comm, char* text, size_t capacity) {

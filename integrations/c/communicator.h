@@ -50,7 +50,8 @@ struct tw_comm {
   int size = 1;
   bool on_device = false;
   std::string transport;  // what the data runs on, in words
-  std::string topology;   // the way of dense allreduces, in words
+  bool matches_by_order = false;
+  std::string topology;  // the way of dense allreduces, in words
   tw_nodes nodes = {};
   std::unique_ptr<thinwire::Engine> engine;
   thinwire::HomeProcess home;

@@ -297,6 +297,10 @@ TW_API tw_status tw_comm_codec(tw_comm* comm, size_t index, char* spec, size_t c
  */
 TW_API tw_status tw_comm_transport(tw_comm* comm, char* text, size_t capacity);
 
+/* 1 if the ranks' exchanges match by their order, as NCCL's do: all chunks start in one order on
+ * all ranks, so one that does not come holds all behind it. 0 if they match by tag. */
+TW_API tw_status tw_comm_matches_by_order(tw_comm* comm, int* by_order);
+
 /* The way that dense allreduces go, and why, such as "flat, all ranks are on one node"
  * or "hierarchical: 2 nodes of 2 ranks, each rank sends 812 MB/s inside nodes of 2 and ...". */
 TW_API tw_status tw_comm_topology(tw_comm* comm, char* text, size_t capacity);

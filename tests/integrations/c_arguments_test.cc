@@ -112,6 +112,7 @@ TEST_F(CArguments, NullPointersAreRefused) {
       {"description", "null", [&] { return tw_comm_describe(comm_, text_, 64, nullptr); }},
       {"description's text", "null", [&] { return tw_comm_describe(comm_, nullptr, 64, &size_); }},
       {"transport", "null", [&] { return tw_comm_transport(comm_, nullptr, 64); }},
+      {"matching", "null", [&] { return tw_comm_matches_by_order(comm_, nullptr); }},
       {"topology", "null", [&] { return tw_comm_topology(comm_, nullptr, 64); }},
       {"nodes", "null", [&] { return tw_comm_nodes(nullptr, &nodes); }},
       {"stats", "null", [&] { return tw_comm_stats(nullptr, &stats); }},

@@ -121,7 +121,7 @@ TEST_F(Fork, EveryCallOfAChildIsRefusedAtOnceAndItsParentGoesOn) {
     tw_stats stats;
     char text[64];
     size_t size = 0;
-    int raw = 0;
+    int raw = 0, by_order = 0;
     const tw_residual_array array = {"g", "first", x, 4};
     const tw_status statuses[] = {
         own.AllReduce(own.values.size()),
@@ -134,6 +134,7 @@ TEST_F(Fork, EveryCallOfAChildIsRefusedAtOnceAndItsParentGoesOn) {
         tw_comm_stats(own.comm, &stats),
         tw_comm_codec(own.comm, 0, text, sizeof(text)),
         tw_comm_goes_raw(own.comm, 4, TW_F32, &raw),
+        tw_comm_matches_by_order(own.comm, &by_order),
         tw_comm_set_step(own.comm, 1),
         tw_comm_end_step(own.comm),
         tw_comm_forget_step(own.comm),

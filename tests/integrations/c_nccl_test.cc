@@ -5,6 +5,7 @@
 
 #include <filesystem>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <vector>
 
@@ -82,6 +83,9 @@ class CNcclTest : public testing::Test {
     for (const float value : values) EXPECT_NEAR(value, 1.5f, 0.15f);
     char words[64] = "";
     EXPECT_EQ(tw_comm_transport(comm, words, sizeof(words)), TW_OK);
+    int by_order = -1;
+    EXPECT_EQ(tw_comm_matches_by_order(comm, &by_order), TW_OK);
+    EXPECT_EQ(by_order, std::string_view(words).substr(0, 4) == "nccl" ? 1 : 0);
     tw_comm_destroy(comm);
     api_->release(ordinal, memory);
     return words;

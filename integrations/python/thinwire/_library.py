@@ -265,6 +265,7 @@ _ARGUMENTS: dict[str, list[object]] = {
     "tw_comm_stats": [c_void_p, POINTER(Stats)],
     "tw_comm_codec": [c_void_p, c_size_t, c_char_p, c_size_t],
     "tw_comm_transport": [c_void_p, c_char_p, c_size_t],
+    "tw_comm_matches_by_order": [c_void_p, POINTER(c_int)],
     "tw_comm_topology": [c_void_p, c_char_p, c_size_t],
     "tw_comm_nodes": [c_void_p, POINTER(Nodes)],
     "tw_ucx_version": [c_char_p, c_char_p, c_size_t],

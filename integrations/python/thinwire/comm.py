@@ -352,6 +352,13 @@ class Communicator:
         _library.check(self._library.tw_comm_transport(self._open(), text, _MAX_NAME))
         return text.value.decode()
 
+    def matches_by_order(self) -> bool:
+        """Return whether exchanges match by their order on all ranks, as NCCL's do, so that one
+        which does not come holds all behind it. Others match by tag."""
+        by_order = ctypes.c_int()
+        _library.check(self._library.tw_comm_matches_by_order(self._open(), byref(by_order)))
+        return by_order.value != 0
+
     def topology(self) -> str:
         """The way that dense allreduces go, and why, such as "flat, all ranks are on one node"."""
         text = ctypes.create_string_buffer(_MAX_NAME)

@@ -580,14 +580,14 @@ def test_an_order_that_is_predicted_bears_steps_that_differ(tmp_path, steps):
 
 
 @pytest.mark.parametrize(
-    ("transport", "predicted"), [("gloo", [False, True]), ("nccl", [False] * 2)]
+    ("by_order", "predicted"), [(False, [False, True]), (True, [False, False])]
 )
-def test_steps_are_not_predicted_where_all_chunks_start_in_one_order(transport, predicted):
+def test_steps_are_not_predicted_where_all_chunks_start_in_one_order(by_order, predicted):
     """There a predicted chunk that does not come would hold all others."""
     told = []
     session = Session(Membership(None, "test"), config.resolve(codec="int4"))
     session._communicator = SimpleNamespace(
-        transport=lambda: transport,
+        matches_by_order=lambda: by_order,
         end_step=lambda: told.append(True),
         forget_step=lambda: told.append(False),
     )

@@ -30,7 +30,7 @@ _warned_of_two = threading.Event()  # set by the process's one warning
 _warned_of_one_node = threading.Event()
 
 
-def warn_of_two_communicators(transport: str) -> None:
+def warn_of_two_communicators(matches_by_order: bool) -> None:
     """Log one warning per process where data runs over NCCL beside a process group of torch's on
     NCCL, and a variable turns the two communicators into a hang or an error.
 
@@ -41,9 +41,9 @@ def warn_of_two_communicators(transport: str) -> None:
     the GPU at once, and to lie in different hardware queues.
 
     Args:
-        transport: Communicator.transport().
+        matches_by_order: Communicator.matches_by_order(); NCCL's exchanges alone do.
     """
-    if not transport.startswith("nccl") or not _torch_uses_nccl() or _warned_of_two.is_set():
+    if not matches_by_order or not _torch_uses_nccl() or _warned_of_two.is_set():
         return
     found = []
     if os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS") == "1":
@@ -236,7 +236,7 @@ class Session:
             raise
         self._communicator, self._device = communicator, device
         self._waiter = Waiter(device, self.fail)
-        warn_of_two_communicators(communicator.transport())
+        warn_of_two_communicators(communicator.matches_by_order())
         warn_where_nothing_is_gained(communicator.topology())
 
     def _launch(
@@ -303,7 +303,7 @@ class Session:
             return
         if repeats is None:
             named = frozenset(bucket for bucket in buckets if bucket.name is not None)
-            repeats = self._repeats(named) and not communicator.transport().startswith("nccl")
+            repeats = self._repeats(named) and not communicator.matches_by_order()
         if repeats:
             communicator.end_step()
         else:
@@ -312,8 +312,8 @@ class Session:
     def _repeats(self, used: frozenset[Bucket]) -> bool:
         """Return whether the order of the next step may be predicted: as far as is known it will be
         like this one. One that is not leaves predicted buckets behind; they may come in a later
-        step or never, and until then a rank may not promise them again. (Over NCCL, where all
-        chunks start in one order, they would hold whatever is behind them.)"""
+        step or never, and until then a rank may not promise them again. (Where
+        exchanges match by order they would hold whatever is behind them.)"""
         self._ahead -= used
         like_the_last, self._last = used == self._last, used
         if not like_the_last or self._ahead:
