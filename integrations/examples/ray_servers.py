@@ -43,7 +43,7 @@ def main(folder: str) -> None:
         num_servers=1,
         cpus_per_server=1,
         journal=folder,  # else a server that dies ends the run
-        restart_workers=True,  # for modes async and ssp
+        max_worker_restarts=10,  # for modes async and ssp
         env_vars={"OMP_NUM_THREADS": "1", "THINWIRE_TIMEOUT_S": "60"},  # of workers and servers
     )
     executor.start()

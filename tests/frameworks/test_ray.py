@@ -106,7 +106,8 @@ print("again", executor.run(dist.get_rank), executor.execute(lambda mine: mine))
 executor.shutdown()
 for wrong in ({"num_workers": 0}, {"cpus_per_worker": -1}, {"gpus_per_worker": 2.5},
               {"placement": "x"}, {"env_vars": 5}, {"timeout_s": 0}, {"num_servers": -1},
-              {"cpus_per_server": 0}, {"journal": "x"}, {"restart_workers": True}):
+              {"cpus_per_server": 0}, {"journal": "x"}, {"max_worker_restarts": 1},
+              {"num_servers": 1, "max_worker_restarts": True}):
     print("wrong", kind(lambda: Executor(**{"num_workers": 1} | wrong)))
 """
 
@@ -122,7 +123,7 @@ def test_errors_are_typed(tmp_path):
     assert re.findall(r"run .*'PeerLostError'", out)
     assert re.findall(r"too many .*'TimeoutError'", out)
     assert "again [0, 1] [None, None]" in out
-    assert len(re.findall(r"wrong .*'InvalidArgumentError'", out)) == 10
+    assert len(re.findall(r"wrong .*'InvalidArgumentError'", out)) == 11
 
 
 SERVED = """
@@ -212,6 +213,12 @@ def die_in_sync():
             os.kill(os.getpid(), signal.SIGKILL)
         training.step()
 
+def die_each_time(folder):
+    if os.environ["RANK"] == "1":
+        with (folder / "deaths").open("a") as deaths:
+            deaths.write("x")
+        os.kill(os.getpid(), signal.SIGKILL)
+
 class Gate:
     "An argument that reaches rank 1's next process when the driver lets it."
     def __init__(self, folder):
@@ -259,7 +266,7 @@ if name == "server":
     print("lost", error_of(executor.run, lose, [journal]))
     executor.shutdown()
 else:
-    executor = Executor(2, 1, restart_workers=True)
+    executor = Executor(2, 1, max_worker_restarts=2)
     executor.start()
     print("back", *executor.run(come_back, [folder]))
     executor.shutdown()
@@ -271,6 +278,12 @@ else:
     ray.get([first, *executor._serving])
     (folder / "over").touch()
     print("over", error_of(ray.get, second))
+    executor.shutdown()
+    executor.start()
+    try:
+        executor.run(die_each_time, [folder])
+    except thinwire.PeerLostError as error:
+        print("always", len((folder / "deaths").read_text()), "deaths:", *str(error).splitlines())
     executor.shutdown()
 """
 
@@ -303,3 +316,4 @@ def test_killed_workers_come_back_in_async_and_are_an_error_in_sync(served):
     assert all(float(loss) < 10 for _, _, loss in back), "the first loss is about 50"
     assert re.findall(r"sync .*'(?:PeerLostError|MismatchError)'", out), out
     assert re.findall(r"over .*'PeerLostError'.*the other workers had left", out), out
+    assert re.findall(r"always 3 deaths: .*rank 1 died 3 times.*max_worker_restarts=2", out), out

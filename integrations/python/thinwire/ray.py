@@ -25,7 +25,7 @@ from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from thinwire import config, kvserver
-from thinwire.arguments import check_call, check_flag, check_kind, check_whole, wrong
+from thinwire.arguments import check_call, check_kind, check_whole, wrong
 from thinwire.errors import Error, PeerLostError, TimeoutError
 from thinwire.launch import Place
 from thinwire.tcp_store import TcpStore
@@ -36,6 +36,7 @@ STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 
 _JOURNAL = "THINWIRE_KV_JOURNAL"
 _FOREVER = -1  # Ray's word for any number of restarts
+_RANK = "worker of rank"
 _OVER = "thinwire.ray/over"  # a key that servers set when all workers have left the store
 
 
@@ -166,9 +167,10 @@ class Executor:
     journal: as thinwire.kvstore.create takes it; a server that is restarted on another host finds
         it on a disk that all hosts share, and raises DataLossError otherwise. None: a server that
         dies is a PeerLostError on all workers.
-    restart_workers: Ray restarts a worker that dies, under its rank, and calls its function again
-        from the beginning, and the class of start() before that. In modes async and ssp it joins
-        the run; in sync, death stays an error on all workers.
+    max_worker_restarts: how often, between start() and shutdown(), Ray restarts a worker that dies,
+        under its rank, and calls its function again from the beginning, and the class of start()
+        before that. In modes async and ssp it joins the run; in sync, death stays an error on all
+        workers. The death after the last restart is a PeerLostError of run().
     placement: "PACK" (few machines), "SPREAD", "STRICT_PACK" or "STRICT_SPREAD".
     env_vars: of every worker and server, such as {"THINWIRE_CODEC": "int4"}.
     timeout_s: until Ray has reserved and started everything, and of torch's collectives. A store
@@ -185,7 +187,7 @@ class Executor:
         gpus_per_worker: int = 0,
         cpus_per_server: int = 1,
         journal: str | os.PathLike[str] | None = None,
-        restart_workers: bool = False,
+        max_worker_restarts: int = 0,
         placement: str = "PACK",
         env_vars: Mapping[str, str] | None = None,
         timeout_s: float = 300.0,
@@ -196,13 +198,13 @@ class Executor:
         check_whole("gpus_per_worker", gpus_per_worker, 0)
         check_whole("cpus_per_server", cpus_per_server, 1)
         check_kind("journal", journal, (str, os.PathLike, type(None)), "a folder, or None")
-        check_flag("restart_workers", restart_workers)
+        check_whole("max_worker_restarts", max_worker_restarts, 0)
         check_kind("env_vars", env_vars, (Mapping, type(None)), "a dict of text, or None")
         if placement not in STRATEGIES:
             raise wrong("placement", placement, f"one of {STRATEGIES}")
         if not isinstance(timeout_s, (int, float)) or isinstance(timeout_s, bool) or timeout_s <= 0:
             raise wrong("timeout_s", timeout_s, "a number of seconds above 0")
-        for name, got in (("journal", journal), ("restart_workers", restart_workers)):
+        for name, got in (("journal", journal), ("max_worker_restarts", max_worker_restarts)):
             if got and not num_servers:
                 raise wrong(name, got, "none without servers; set num_servers")
         self._env_vars = dict(env_vars or {})
@@ -212,7 +214,7 @@ class Executor:
             self._env_vars[_JOURNAL] = self._journal
         self.num_workers, self.num_servers = num_workers, num_servers
         self._bundle = {"CPU": cpus_per_worker, "GPU": gpus_per_worker}
-        self._cpus_per_server, self._restart_workers = cpus_per_server, restart_workers
+        self._cpus_per_server, self._worker_restarts = cpus_per_server, max_worker_restarts
         self._placement, self._timeout_s = placement, timeout_s
         self._group: Any = None
         self._workers: list[Any] = []
@@ -258,10 +260,10 @@ class Executor:
             )
         first_server = self.num_workers
         if self.num_servers:
-            self._meeting = self._actor(_Meeting, first_server, restarts=False, num_cpus=0)
+            self._meeting = self._actor(_Meeting, first_server, restarts=0, num_cpus=0)
         self._workers = [
             self._actor(
-                _Worker, rank, rank, restarts=self._restart_workers,
+                _Worker, rank, rank, restarts=self._worker_restarts,
                 num_cpus=self._bundle["CPU"], num_gpus=self._bundle["GPU"],
             )
             for rank in range(self.num_workers)
@@ -269,7 +271,7 @@ class Executor:
         self._servers = [
             self._actor(
                 _Server, first_server + number,
-                restarts=bool(self._journal), num_cpus=self._cpus_per_server,
+                restarts=_FOREVER if self._journal else 0, num_cpus=self._cpus_per_server,
             )
             for number in range(self.num_servers)
         ]  # fmt: skip
@@ -299,13 +301,12 @@ class Executor:
         ]
         self._results([worker.set_up.remote(self._setup) for worker in self._workers])
 
-    def _actor(self, kind: type, bundle: int, *arguments: Any, restarts: bool, **resources: int):
-        again = _FOREVER if restarts else 0
+    def _actor(self, kind: type, bundle: int, *arguments: Any, restarts: int, **resources: int):
         return (
             ray.remote(kind)
             .options(
-                max_restarts=again,
-                max_task_retries=again,
+                max_restarts=restarts,
+                max_task_retries=_FOREVER if restarts else 0,  # as long as there are restarts
                 runtime_env={"env_vars": self._env_vars},
                 scheduling_strategy=PlacementGroupSchedulingStrategy(
                     self._group, placement_group_bundle_index=bundle
@@ -367,7 +368,7 @@ class Executor:
         if not self._workers:
             raise Error("there are no workers; call start() first")
 
-    def _results(self, references: Sequence[Any], of: str = "worker of rank") -> list[Any]:
+    def _results(self, references: Sequence[Any], of: str = _RANK) -> list[Any]:
         """Waits for all, so that no rank is still at it when an error is raised. Peers of a dead
         worker end by the errors of their collectives."""
         ray.wait(list(references), num_returns=len(references))
@@ -377,7 +378,8 @@ class Executor:
             try:
                 results.append(ray.get(reference))
             except ray.exceptions.RayActorError as error:
-                raise _lost(f"{of} {number}", error) from error
+                restarts = self._worker_restarts if of == _RANK else 0
+                raise _lost(f"{of} {number}", error, restarts) from error
             except ray.exceptions.RayTaskError as error:
                 found.append(error)
         if found:
@@ -399,8 +401,14 @@ class Executor:
         return None
 
 
-def _lost(who: str, error: Exception) -> PeerLostError:
+def _lost(who: str, error: Exception, restarts: int = 0) -> PeerLostError:
+    """Args:
+    restarts: how often Ray has restarted it."""
+    often, fix = "", "look into Ray's log of it"
+    if restarts:
+        often = f" {restarts + 1} times, once more than max_worker_restarts={restarts} allows"
+        fix = "look into Ray's log of it, and allow more restarts where each death is one by itself"
     return PeerLostError(
-        f"the {who} died ({error}); look into Ray's log of it, then shutdown() and start() again, "
-        "from a checkpoint"
+        f"the {who} died{often} ({error}); {fix}; then shutdown() and start() again, from a "
+        "checkpoint"
     )
