@@ -492,6 +492,63 @@ def test_after_a_lost_connection_a_silent_member_is_not_waited_for():
             coming.result()
 
 
+@pytest.mark.parametrize("second", ["a", "b"])  # a writes epochs while it lives
+def test_a_second_death_during_a_meeting_takes_no_longer_than_the_first(monkeypatch, second):
+    """Member c dies, another one asks for the epoch without it and dies as well. The others go on
+    when it has given no sign for half of dead_s; until then it is one of those who are to begin."""
+    clock = [100.0]
+    monkeypatch.setattr(
+        store_members, "time", SimpleNamespace(monotonic=lambda: clock[0], sleep=time.sleep)
+    )
+    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    members = [
+        sites.join(
+            dist.TCPStore("127.0.0.1", server.port, is_master=False), name, beat_s=0.01, dead_s=8,
+            timeout_s=30, min_members=4,
+        )
+        for name in "abcd"
+    ]  # fmt: skip
+    first, dead = members[2], members["abcd".index(second)]
+    rest = [one for one in members if one not in (first, dead)]
+    store = dist.PrefixStore("thinwire/sites", server)
+
+    def advance(seconds: float) -> None:
+        """Until the rest have looked at all that was done before."""
+        for step in (seconds, 0.001):
+            clock[0] += step
+            for one in rest:
+                while one._joined._last_look < clock[0]:
+                    time.sleep(0.001)
+
+    with ThreadPoolExecutor() as threads:
+        starts = []
+        for number, one in enumerate(members):
+            starts.append(threads.submit(one.meet, None))
+            while store.add("members", 0) <= number:
+                time.sleep(0.001)
+        epoch = starts[0].result().number
+        assert all(start.result().size == 4 for start in starts)
+        for one in rest:
+            one.min_members = 2
+        advance(0.1)
+        first._joined.close()  # no more beats, and no word of leaving
+        advance(1.0)
+        store.set(f"want/{epoch + 1}/{dead._joined.number}", "next")
+        store.set(f"asked/{dead._joined.number}", str(epoch + 1))
+        dead._joined.close()
+        lost = errors.PeerLostError("rank 2 is gone")
+        meetings = [threads.submit(one.meet, lost) for one in rest]
+        try:
+            for _ in range(6):
+                advance(0.8)
+            assert dead._joined.number in rest[0]._joined.alive(), "dead_s are not over"
+            for meeting in meetings:
+                assert meeting.result(timeout=30).names == tuple(one.name for one in rest)
+        finally:
+            for one in rest:
+                one.close()
+
+
 class FakeLighthouse:
     """Stands for torchft.coordination: quorums of two that ask, and of others that have died or are
     cut off, and are not missed yet."""

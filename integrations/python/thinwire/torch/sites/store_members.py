@@ -277,11 +277,19 @@ class StoreMembers:
             self._check_left()
             if self._store.check(all_ready):
                 self._store.compare_set(fate, "", "go")
-            elif self._joined.lost(members, number) or time.monotonic() > end:
+            elif self._is_dead(number, members) or time.monotonic() > end:
                 self._store.compare_set(fate, "", "void")
             else:
                 time.sleep(next(pause))
         return self._store.get(fate) == b"go"
+
+    def _is_dead(self, number: int, members: list[int]) -> bool:
+        """Return whether one of an epoch's members is lost before it has begun. Where a connection
+        has closed, so is one that is silent and not ready."""
+        if self._joined.lost(members, number):
+            return True
+        silent = self._joined.silent() & set(members) if self._lost_one else ()
+        return not all(self._store.check([f"ready/{number}/{m}"]) for m in silent)
 
     def guard(self, epoch: Epoch, fail: Callable[[errors.Error], None]) -> None:
         """Calls `fail` once, on another thread, if a member is in the epoch no more."""
@@ -316,14 +324,16 @@ class StoreMembers:
         return self._store.check([f"want/{number}/{member}"])
 
     def _propose(self, number: int) -> None:
-        """Writes the epoch, if this member is the one to do so, and all live members want it. Where
-        a connection has closed, one that is silent and does not want it is taken for dead."""
+        """Writes the epoch, if this member is the lowest live one, and all live members want it.
+        Where a connection has closed, silent members are not waited for: the lowest of the others
+        writes, and a silent one that does not want the epoch is taken for dead."""
         alive = self._joined.alive()
-        if self._lost_one:
-            for member in self._joined.silent():
-                if member in alive and not self._wants(number, member):
-                    del alive[member]
-        if len(alive) < self.min_members or min(alive, default=0) != self._joined.number:
+        silent = self._joined.silent() if self._lost_one else set()
+        for member in silent & alive.keys():
+            if not self._wants(number, member):
+                del alive[member]
+        writer = min(alive.keys() - silent, default=0)
+        if len(alive) < self.min_members or writer != self._joined.number:
             return
         if all(self._wants(number, member) for member in alive):
             if waits := self._cannot_follow(number, alive):
