@@ -34,8 +34,9 @@ Launch WithoutTiles(Launch launch) {
     launch.numel = 0;
   }
   if constexpr (HasRoom<Launch>) {
-    alignas(16) static uint8_t nothing_is_written[16];
-    PutRoom(launch, nothing_is_written);
+    // The room of a launch without tiles, of which nothing is written.
+    alignas(16) static uint8_t room[sizeof(EntryState)];
+    PutRoom(launch, room);
   }
   return launch;
 }

@@ -152,7 +152,7 @@ absl::StatusOr<Joined> Join(const JoinOptions& in) {
   if (in.size == 1) {
     absl::StatusOr<Roster> alone = Roster::Of(in.epoch, {in.member});
     if (!alone.ok()) return alone.status();
-    return Joined{Settle(options, 1), Transport(), "one rank", "one rank", {}, {}, *alone};
+    return Joined{Settle(options, 1), Transport(), "one rank", "one rank", Nodes(), {}, *alone};
   }
   const Deadline deadline = Clock::now() + options.timeout;
   const std::shared_ptr<LocalHub> hub =

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "integrations/c/thinwire.h"
 #include "schedule/join/planes.h"
 #include "tests/transport/connect_ucx.h"
@@ -49,7 +50,7 @@ Outcome Create(int rank, const std::string& folder) {
 void ConnectAndLeave(const std::string& folder, std::unique_ptr<DataPlane>& rest) {
   const Deadline deadline = Clock::now() + std::chrono::milliseconds(kTimeoutMs);
   const std::shared_ptr<Store> store = MakeFileStore(folder);
-  const std::string handshake = std::string(kPrefix) + "handshake/";
+  const std::string handshake = absl::StrCat(kPrefix, "handshake/");
   const absl::StatusOr<std::string> digest = store->Get(handshake + "0", deadline);
   ASSERT_TRUE(digest.ok()) << digest.status();
   ASSERT_TRUE(store->Set(handshake + std::to_string(kLost), *digest).ok());

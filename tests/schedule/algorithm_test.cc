@@ -41,6 +41,8 @@ std::vector<double> Exchange(const Partition& partition, const CodecPair& codec,
                        .input = view(rank.input),
                        .output = view(rank.output),
                        .residual = rank.residual.empty() ? nullptr : rank.residual.data(),
+                       .momentum = {},
+                       .absent = {},
                        .scale = scale};
     const Backend& backend = rank.stream == nullptr ? CpuBackend() : rank.stream->backend();
     rank.run = chunk.algorithm->begin(job, {backend, rank.scratch, {r, world}});

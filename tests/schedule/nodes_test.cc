@@ -65,7 +65,7 @@ TEST(Nodes, AreDirectIfEveryDeviceReachesItsPeers) {
     api.reaches_peers = [](int, int* least) { return *least = 2, 0; };
     return api;
   }();
-  for (const auto [rank_apart, local_size] :
+  for (const auto& [rank_apart, local_size] :
        {std::pair(-1, 2), std::pair(0, 2), std::pair(3, 2), std::pair(-1, 4), std::pair(1, 4)}) {
     Options options;
     options.local_size = local_size;
