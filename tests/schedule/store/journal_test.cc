@@ -1,5 +1,5 @@
 // A server that comes back from its journal: bit for bit as if it had never been away, from a cut
-// at any byte; damage and other runs are errors; workers wait for it and lose nothing.
+// at any byte; damage and other runs are errors.
 #include "schedule/store_host/journal.h"
 
 #include <gtest/gtest.h>
@@ -9,10 +9,9 @@
 #include <csignal>
 #include <filesystem>
 #include <fstream>
-#include <functional>
 #include <iterator>
 #include <map>
-#include <numeric>
+#include <memory>
 #include <random>
 #include <set>
 #include <string>
@@ -20,9 +19,6 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/synchronization/mutex.h"
-#include "absl/synchronization/notification.h"
-#include "schedule/hash.h"
 #include "schedule/store/rows.h"
 #include "tests/own_folder.h"
 #include "tests/schedule/store/store_ranks.h"
@@ -538,243 +534,6 @@ TEST(JournalTest, ItsSettingIsAFolderWithABoundAndDurability) {
     const absl::Status status = JournalSpec::Parse(wrong).status();
     EXPECT_TRUE(absl::IsInvalidArgument(status)) << wrong;
     EXPECT_NE(status.message().find("durable=fsync"), std::string::npos) << status;
-  }
-}
-
-// A plane whose owner stops dead after so many events: nothing is closed, and nobody is told.
-class DyingPlane final : public MessagePlane {
- public:
-  DyingPlane(std::unique_ptr<MessagePlane> plane, uint64_t events)
-      : plane_(std::move(plane)), events_(events) {}
-  int rank() const override { return plane_->rank(); }
-  absl::Status Send(int peer, int priority, std::string head, std::vector<uint8_t> body) override {
-    return plane_->Send(peer, priority, std::move(head), std::move(body));
-  }
-  absl::StatusOr<MessageEvent> Receive(Deadline deadline) override {
-    if (events_ == 0) return absl::AbortedError("killed");
-    absl::StatusOr<MessageEvent> event = plane_->Receive(deadline);
-    if (event.ok()) --events_;
-    return event;
-  }
-  uint64_t bytes_sent() const override { return plane_->bytes_sent(); }
-  absl::Status Close(Deadline deadline) override { return plane_->Close(deadline); }
-
- private:
-  const std::unique_ptr<MessagePlane> plane_;
-  uint64_t events_;
-};
-
-// Serves, and comes back after each of `kills`, which are numbers of events. `away` is called while
-// the server is not there.
-absl::Status ServeAndDie(
-    StoreRanks& store, int server, const JournalSpec& spec, std::vector<uint64_t> kills,
-    const std::function<void()>& away = [] {}) {
-  for (size_t life = 0;; ++life) {
-    if (life > 0) away();
-    auto journal = Journal::Open(spec, server);
-    if (!journal.ok()) return journal.status();
-    const absl::Status begun = (*journal)->Begin(
-        {.id = "run", .server = server, .servers = store.servers, .workers = store.workers});
-    if (!begun.ok()) return begun;
-    DyingPlane plane(JoinMessageHub(store.hub, RankOfServer(store.workers, server), {}),
-                     life < kills.size() ? kills[life] : ~uint64_t{0});
-    const absl::Status served = Serve(plane,
-                                      {.server = server,
-                                       .workers = store.workers,
-                                       .servers = store.servers,
-                                       .timeout = store.timeout},
-                                      journal->get());
-    if (!absl::IsAborted(served)) return served;
-  }
-}
-
-// 60 steps of sync training with calls of all workers between; servers are killed on the way.
-uint64_t DigestOfRun(const std::string& codec, std::mt19937_64& random, bool kills) {
-  StoreRanks store{.workers = 3, .servers = 2, .codec = codec};
-  const std::string folder = FreshFolder("threads");
-  store.serve = [&, seed = random()](int server) {
-    std::mt19937_64 mine(seed + static_cast<uint64_t>(server));
-    std::vector<uint64_t> events;
-    for (int i = 0; kills && i < 5; ++i) events.push_back(25 + mine() % 150);
-    return ServeAndDie(store, server, {.folder = folder, .bytes = 100000}, events);
-  };
-  absl::Mutex mu;
-  std::set<uint64_t> digests;
-  store.Run([&](std::unique_ptr<StoreWorker>& kv) {
-    std::vector<float> w = Normal(20000, 1), b = Normal(300, 2);
-    std::vector<float> rows(64 * 16);
-    absl::Status status = kv->Init(
-        std::vector<StoreWorker::Value>{{"w", View(w)}, {"b", View(b)}, {"rows", View(rows), 16}});
-    ASSERT_TRUE(status.ok()) << status;
-    status = kv->SetOptimizer("adam:lr=0.01");
-    ASSERT_TRUE(status.ok()) << status;
-    for (uint64_t step = 0; step < 60; ++step) {
-      std::vector<float> g = Normal(w.size(), step * 16 + static_cast<uint64_t>(kv->rank()));
-      std::vector<float> h = Normal(b.size(), step * 16 + 8 + static_cast<uint64_t>(kv->rank()));
-      status = kv->PushPull("w", View(g), View(w), 0);
-      if (status.ok()) status = kv->Push("b", View(h), 1);
-      const std::vector<int64_t> ids = {static_cast<int64_t>(step), kv->rank(), 63};
-      std::vector<float> r = Normal(ids.size() * 16, step * 16 + static_cast<uint64_t>(kv->rank()));
-      std::vector<float> pulled(r.size());
-      const bool apart = step % 2 == 0;
-      if (status.ok() && apart) status = kv->PushRows("rows", ids, View(r), 2);
-      if (status.ok() && step % 7 == 0) status = kv->Barrier();
-      if (status.ok()) status = kv->Pull("b", View(b), 1);
-      if (status.ok() && apart) status = kv->PullRows("rows", ids, View(pulled), 1);
-      if (status.ok() && !apart) {
-        status = kv->PushPullRows("rows", {ids, View(r)}, {ids, View(pulled)}, 1);
-      }
-      if (status.ok()) status = kv->WaitAll();
-      ASSERT_TRUE(status.ok()) << "step " << step << ": " << status;
-    }
-    std::vector<int64_t> all(64);
-    std::iota(all.begin(), all.end(), 0);
-    ASSERT_TRUE(kv->PullRows("rows", all, View(rows), 0).ok());
-    ASSERT_TRUE(kv->WaitAll().ok());
-    w.insert(w.end(), b.begin(), b.end());
-    w.insert(w.end(), rows.begin(), rows.end());
-    const absl::MutexLock lock(&mu);
-    digests.insert(DigestBytes({reinterpret_cast<const uint8_t*>(w.data()), w.size() * 4}));
-  });
-  for (int server = 0; server < 2; ++server) {
-    EXPECT_TRUE(store.served[static_cast<size_t>(server)].ok())
-        << store.served[static_cast<size_t>(server)];
-    EXPECT_FALSE(std::filesystem::exists(absl::StrCat(folder, "/server-", server, ".journal")));
-  }
-  EXPECT_EQ(digests.size(), 1u);
-  return digests.empty() ? 0 : *digests.begin();
-}
-
-TEST(JournalTest, WorkersWaitForKilledServersAndHaveTheSameBits) {
-  std::random_device device;
-  const uint64_t seed = device();
-  SCOPED_TRACE(absl::StrCat("seed ", seed));
-  std::mt19937_64 random(seed);
-  for (const char* const codec : {"int4", "fp32"}) {
-    const uint64_t calm = DigestOfRun(codec, random, false);
-    EXPECT_EQ(DigestOfRun(codec, random, true), calm) << codec;
-  }
-}
-
-// Each push counts once, also of a worker that pushes and leaves while the server is away.
-TEST(JournalTest, NothingIsLostOrAppliedTwiceInAsync) {
-  for (const char* const mode : {"async", "ssp:staleness=2"}) {
-    StoreRanks store{.workers = 3, .mode = mode};
-    const std::string folder = FreshFolder("async");
-    store.serve = [&](int server) {
-      return ServeAndDie(store, server, {.folder = folder, .bytes = 2000}, {40, 60, 33, 50});
-    };
-    std::vector<float> last(10);
-    store.Run([&](std::unique_ptr<StoreWorker>& kv) {
-      std::vector<float> w(10), g(10, 1.0f);
-      ASSERT_TRUE(kv->Init(std::vector<StoreWorker::Value>{{"w", View(w)}}).ok());
-      ASSERT_TRUE(kv->SetOptimizer("add:lr=1").ok());
-      for (int step = 0; step < 40; ++step) {
-        const absl::Status sent = kv->PushPull("w", View(g), View(w), 0);
-        ASSERT_TRUE(sent.ok()) << sent;
-        const absl::Status waited = kv->WaitAll();
-        ASSERT_TRUE(waited.ok()) << mode << ": " << waited;
-      }
-      ASSERT_TRUE(kv->Push("w", View(g), 0).ok());
-      if (kv->rank() != 0) return;  // closes at once; in ssp the push may be held, and counts
-      ASSERT_TRUE(kv->Barrier().ok());
-      ASSERT_TRUE(kv->Pull("w", View(w), 0).ok());
-      ASSERT_TRUE(kv->WaitAll().ok());
-      last = w;
-    });
-    EXPECT_EQ(last[0], 123.0f) << mode;
-  }
-}
-
-// Each push is in one round, although the server dies with rounds that have a quorum and wait.
-// Where all gradients are 1, the mean of a round is 1.
-TEST(JournalTest, NothingIsLostOrAppliedTwiceWithAQuorum) {
-  StoreRanks store{.workers = 3, .mode = "sync:quorum=2,grace=0.02"};
-  const std::string folder = FreshFolder("quorum");
-  store.serve = [&](int server) {
-    return ServeAndDie(store, server, {.folder = folder, .bytes = 2000}, {40, 60, 33, 50});
-  };
-  std::vector<float> last(10);
-  store.Run([&](std::unique_ptr<StoreWorker>& kv) {
-    std::vector<float> w(10), g(10, 1.0f);
-    ASSERT_TRUE(kv->Init(std::vector<StoreWorker::Value>{{"w", View(w)}}).ok());
-    ASSERT_TRUE(kv->SetOptimizer("add:lr=1").ok());
-    float before = 0.0f;
-    for (int step = 0; step < 40; ++step) {
-      if (kv->rank() == 2 && step % 4 == 0) absl::SleepFor(absl::Milliseconds(40));
-      const absl::Status sent = kv->PushPull("w", View(g), View(w), 0, 1.0 + kv->rank());
-      ASSERT_TRUE(sent.ok()) << sent;
-      const absl::Status waited = kv->WaitAll();
-      ASSERT_TRUE(waited.ok()) << waited;
-      EXPECT_GT(w[0], before);
-      before = w[0];
-    }
-    ASSERT_TRUE(kv->Barrier().ok());
-    ASSERT_TRUE(kv->Pull("w", View(w), 0).ok());
-    ASSERT_TRUE(kv->WaitAll().ok());
-    if (kv->rank() == 0) last = w;
-  });
-  EXPECT_TRUE(store.served[0].ok()) << store.served[0];
-  EXPECT_GE(last[0], 40.0f);
-  EXPECT_LE(last[0], 100.0f);  // rounds have two pushes, but for the last ones of a slow worker
-  EXPECT_EQ(last[0], std::round(last[0]));
-}
-
-TEST(JournalTest, AServerThatStaysAwayIsAnErrorAtTheDeadline) {
-  StoreRanks store{.workers = 2};
-  store.timeout = std::chrono::seconds(3);  // for all that must succeed before, too
-  const JournalSpec spec{.folder = FreshFolder("away")};
-  store.serve = [&](int) {
-    auto journal = Journal::Open(spec, 0);
-    EXPECT_TRUE(journal.ok() && (*journal)->Begin({.id = "run", .workers = 2}).ok());
-    DyingPlane plane(JoinMessageHub(store.hub, RankOfServer(2, 0), {}), 30);
-    return Serve(plane, {.workers = 2, .timeout = store.timeout}, journal->get());
-  };
-  store.Run([&](std::unique_ptr<StoreWorker>& kv) {
-    std::vector<float> w(10);
-    ASSERT_TRUE(kv->Init(std::vector<StoreWorker::Value>{{"w", View(w)}}).ok());
-    const absl::Status status = PushUntilItFails(*kv, "w", w);
-    EXPECT_TRUE(absl::IsUnavailable(status)) << status;
-    EXPECT_NE(status.message().find("did not come back"), std::string::npos) << status;
-  });
-}
-
-// The worker dies while the server is away, so that nobody tells the server of it.
-TEST(JournalTest, AWorkerThatDoesNotComeAgainIsLost) {
-  for (const char* const mode : {"sync", "async"}) {
-    StoreRanks store{.workers = 2, .mode = mode};
-    store.timeout = std::chrono::seconds(3);  // for all that must succeed before, too
-    const std::string folder = FreshFolder("gone");
-    absl::Notification is_ready, is_away, is_dead;
-    // Two that join and say so, values, two inits, two optimizers, and a push.
-    store.serve = [&](int server) {
-      return ServeAndDie(store, server, {.folder = folder, .fsync = true}, {10}, [&] {
-        is_away.Notify();
-        is_dead.WaitForNotification();
-      });
-    };
-    absl::Status status;
-    store.Run([&](std::unique_ptr<StoreWorker>& kv) {
-      std::vector<float> w(10), g(10, 1.0f);
-      ASSERT_TRUE(kv->Init(std::vector<StoreWorker::Value>{{"w", View(w)}}).ok());
-      ASSERT_TRUE(kv->SetOptimizer("add:lr=1").ok());
-      if (kv->rank() == 1) {
-        is_ready.Notify();
-        is_away.WaitForNotification();
-        JoinMessageHub(store.hub, 1, {}).reset();  // takes its place, and dies
-        is_dead.Notify();
-        return;
-      }
-      is_ready.WaitForNotification();
-      status = kv->PushPull("w", View(g), View(w), 0);
-      if (status.ok()) status = kv->WaitAll();
-      if (status.ok()) status = kv->Barrier();
-    });
-    if (std::string(mode) == "async") {
-      EXPECT_TRUE(status.ok()) << status;
-    } else {
-      EXPECT_NE(status.message().find("worker 1"), std::string::npos) << status;
-    }
   }
 }
 

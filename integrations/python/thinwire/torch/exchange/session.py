@@ -312,8 +312,8 @@ class Session:
     def _repeats(self, used: frozenset[Bucket]) -> bool:
         """Return whether the order of the next step may be predicted: as far as is known it will be
         like this one. One that is not leaves predicted buckets behind; they may come in a later
-        step or never, and until then a rank may not promise them again. (Where
-        exchanges match by order they would hold whatever is behind them.)"""
+        step or never, and until then a rank may not promise them again. (Where exchanges match by
+        order they would hold whatever is behind them.)"""
         self._ahead -= used
         like_the_last, self._last = used == self._last, used
         if not like_the_last or self._ahead:

@@ -1,0 +1,202 @@
+"""Members that meet over torchft's Lighthouse, of which a fake stands here: whom it lists, who has
+gone, and majorities."""
+
+from __future__ import annotations
+
+import socket
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from queue import Queue
+from types import ModuleType, SimpleNamespace
+
+import pytest
+from thinwire import config, errors
+from thinwire.torch import sites
+from thinwire.torch.sites import lighthouse_members
+from thinwire.torch.sites.meeting import Meeting
+
+LOST = errors.PeerLostError("a connection has closed")
+
+
+class FakeLighthouse:
+    """Stands for torchft.coordination: quorums of two that ask, and of others that have died or are
+    cut off, and are not missed yet."""
+
+    def __init__(self, dead: list, misses: int) -> None:
+        """misses: quorums that still list these."""
+        self.dead, self.misses = dead, misses
+        self._meet = threading.Barrier(2, action=self._make)
+        self._asking: list = []
+        self._number = 0
+
+    def _make(self) -> None:
+        self._number += 1
+        listed = [*self._asking, *(self.dead if self._number <= self.misses else [])]
+        self.quorum = SimpleNamespace(quorum_id=self._number, participants=listed)
+        self._asking = []
+
+    def LighthouseClient(self, _address, _timeout):
+        def quorum(**one):
+            self._asking.append(SimpleNamespace(**one))
+            self._meet.wait(one["timeout"].total_seconds())
+            return self.quorum
+
+        return SimpleNamespace(quorum=quorum, heartbeat=lambda _id: None)
+
+
+def lighthouse_meeting(monkeypatch, other_names: str, misses: int, talk, **options) -> list:
+    """Members b and c, and others that asked and do no more: what talk(members, server) made."""
+    server = socket.create_server(("127.0.0.1", 0))
+    place = f"127.0.0.1:{server.getsockname()[1]}"
+    others = [
+        SimpleNamespace(replica_id=f"{name}:1", address=place, store_address=place, data={})
+        for name in other_names
+    ]
+    fake = FakeLighthouse(others, misses)
+    monkeypatch.setitem(sys.modules, "torchft", ModuleType("torchft"))
+    monkeypatch.setitem(sys.modules, "torchft.coordination", fake)
+    options = {"timeout_s": 20, **options}
+    members = [sites.join("http://127.0.0.1:9", name, **options) for name in "bc"]
+    with ThreadPoolExecutor() as threads:
+        found = list(threads.map(lambda one: talk(one, server), members, timeout=50))
+        list(threads.map(lambda one: one.close(), members))
+    server.close()
+    return found
+
+
+@pytest.mark.parametrize("dead_name", ["a", "d"])  # the first one's store is where all connect
+def test_a_member_that_the_lighthouse_does_not_miss_yet_is_not_waited_for(monkeypatch, dead_name):
+    def talk(one, gone):
+        gone.close()  # before anybody connects
+        return one.meet(None).names
+
+    assert lighthouse_meeting(monkeypatch, dead_name, 1, talk) == [("b", "c")] * 2
+
+
+def test_a_member_that_the_lighthouse_lists_and_nobody_reaches_is_a_typed_error(monkeypatch):
+    def talk(one, gone):
+        gone.close()
+        with pytest.raises(errors.TimeoutError, match="within 1 s") as raised:
+            one.meet(None)
+        return str(raised.value)
+
+    # The second one to give up may hear that nobody asks with it.
+    told = lighthouse_meeting(monkeypatch, "d", 1 << 30, talk, timeout_s=1, beat_s=0.05)
+    assert any("'d' of the Lighthouse does not answer" in each for each in told)
+
+
+def test_a_member_that_dies_while_all_connect_is_lost(monkeypatch):
+    here = threading.Barrier(2)
+
+    def talk(one, gone):
+        epoch = one.meet(None)
+        assert epoch.names == ("b", "c", "d")
+        if here.wait(30) == 0:
+            close(gone)
+        with pytest.raises(errors.Error):
+            Meeting(epoch, config.resolve(codec="fp32", timeout_s=100)).tell("status", b"1234")
+
+    lighthouse_meeting(monkeypatch, "d", 1, talk)
+
+
+@pytest.mark.parametrize("allow_split", [False, True])
+def test_a_minority_waits_for_the_others(monkeypatch, allow_split):
+    """Members b and c are cut off from a, d and e, which may go on."""
+    options = {"timeout_s": 3, "beat_s": 0.05, "allow_split": allow_split}
+
+    def talk(one, _server):
+        assert one.meet(None).names == tuple("abcde")
+        if allow_split:
+            return str(one.meet(LOST).names)
+        with pytest.raises(errors.TimeoutError) as raised:
+            one.meet(LOST)
+        return str(raised.value)
+
+    told = lighthouse_meeting(monkeypatch, "ade", 1, talk, **options)
+    if allow_split:
+        assert told == ["('b', 'c')"] * 2
+    else:
+        here = "['b', 'c'] are here, expected more than half of the last epoch's ['a', 'b', 'c', "
+        assert any(here in each for each in told)  # the second one may hear of no quorum
+
+
+def test_who_has_ended_counts_in_no_majority(monkeypatch):
+    """Members a, d and e have died: nobody listens at their places."""
+    here = threading.Barrier(2)
+
+    def talk(one, server):
+        one.meet(None)
+        if here.wait(30) == 0:
+            close(server)
+        return one.meet(LOST).names
+
+    assert lighthouse_meeting(monkeypatch, "ade", 1, talk, beat_s=0.05) == [("b", "c")] * 2
+
+
+def test_a_silent_member_of_a_lighthouse_is_lost(monkeypatch):
+    """Its line stays open, and nothing comes on it."""
+
+    def talk(one, _server):
+        lost: Queue = Queue()
+        one.guard(one.meet(None), lost.put)
+        return str(lost.get(timeout=30))
+
+    for error in lighthouse_meeting(monkeypatch, "d", 1, talk, beat_s=0.05, dead_s=0.5):
+        assert "member 'd' of the Lighthouse has given no sign of life for 0.5 s" in error
+
+
+def close(server: socket.socket) -> None:
+    """As the end of its process does it, with all lines."""
+    server.setblocking(False)
+    lines = []
+    while True:
+        try:
+            lines.append(server.accept()[0])
+        except BlockingIOError:
+            break
+    server.close()
+    for line in lines:
+        line.close()
+
+
+def test_who_stood_still_hears_that_a_later_epoch_has_begun():
+    a, b = (lighthouse_members._Signs(0.02, 30.0) for _ in "ab")
+
+    def watch(epoch_of_a: int, epoch_of_b: int) -> None:
+        a.watch({"b:1": f"127.0.0.1:{b.port}"}, epoch_of_a)
+        b.watch({"a:1": f"127.0.0.1:{a.port}"}, epoch_of_b)
+        end = time.monotonic() + 20
+        while any(line.epoch is None for each in (a, b) for line in each._lines.values()):
+            assert time.monotonic() < end, "no sign of life"
+            a.lost(), b.lost()
+            time.sleep(0.02)
+
+    try:
+        for earlier in (0, 5, 127):  # 128 is told as 0
+            watch(earlier, earlier)
+            assert (a.lost(), b.lost()) == (None, None)
+            watch(earlier, earlier + 1)
+            assert (a.lost(), b.lost()) == ("member 'b' of the Lighthouse", None)
+    finally:
+        a.close(), b.close()
+
+
+def test_strangers_do_not_take_all_descriptors():
+    most = 4
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lighthouse_members, "_MOST_LISTENERS", most)
+        signs = lighthouse_members._Signs(0.02, 1.0)
+        there = ("127.0.0.1", signs.port)
+        strangers = [socket.create_connection(there, 5) for _ in range(3 * most)]
+        try:
+            for stranger in strangers:
+                stranger.settimeout(10)
+            heard = [stranger.recv(1) for stranger in strangers]
+            assert heard.count(b"\0") == most
+            assert heard.count(b"") == 2 * most
+        finally:
+            for stranger in strangers:
+                stranger.close()
+            signs.close()
