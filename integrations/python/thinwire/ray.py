@@ -402,8 +402,7 @@ class Executor:
 
 
 def _lost(who: str, error: Exception, restarts: int = 0) -> PeerLostError:
-    """Args:
-    restarts: how often Ray has restarted it."""
+    """Return the error of a dead actor that Ray has restarted so many times."""
     often, fix = "", "look into Ray's log of it"
     if restarts:
         often = f" {restarts + 1} times, once more than max_worker_restarts={restarts} allows"
