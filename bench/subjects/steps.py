@@ -335,22 +335,17 @@ def replicate() -> Iterator[Turn]:
     yield loop(model, sgd(model))
 
 
-def mesh_of_hosts(override: dict[str, Any] | None) -> Any:
-    """HSDP's mesh: shards within a host, replicas on several. override: init_device_mesh's
-    backend_override."""
+@contextlib.contextmanager
+def hsdp(override: dict[str, Any] | None) -> Iterator[Turn]:
+    """Shards within a host, replicas on several. override: init_device_mesh's backend_override."""
     from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
 
-    return init_device_mesh(
+    model = Net()
+    mesh = init_device_mesh(
         "cpu", (dist.get_world_size() // _INNER, _INNER), mesh_dim_names=("replicate", "shard"),
         backend_override=override,
     )  # fmt: skip
-
-
-@contextlib.contextmanager
-def hsdp(override: dict[str, Any] | None) -> Iterator[Turn]:
-    from torch.distributed.fsdp import fully_shard
-
-    model, mesh = Net(), mesh_of_hosts(override)
     for layer in model.layers:
         fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)
