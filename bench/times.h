@@ -2,6 +2,8 @@
 #ifndef THINWIRE_BENCH_TIMES_H_
 #define THINWIRE_BENCH_TIMES_H_
 
+#include <sys/resource.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cstddef>
@@ -12,6 +14,16 @@ namespace thinwire {
 // Seconds.
 inline double Now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+// Processor seconds; who: RUSAGE_SELF, for all threads together, or RUSAGE_THREAD.
+inline double ProcessorSeconds(int who) {
+  rusage usage;
+  getrusage(who, &usage);
+  const auto seconds = [](const timeval& time) {
+    return static_cast<double>(time.tv_sec) + 1e-6 * static_cast<double>(time.tv_usec);
+  };
+  return seconds(usage.ru_utime) + seconds(usage.ru_stime);
 }
 
 // The value nearest to the quantile. There is at least one value.
