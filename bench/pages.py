@@ -88,14 +88,12 @@ class Result:
 
 
 def _markdown(head: Iterable[str], body: Iterable[Iterable[str]], *sources: Result) -> str:
-    lines = [list(head), ["---"] * len(list(head)), *map(list, body)]
-    text = "\n".join(f"| {' | '.join(line)} |" for line in lines)
     files: dict[str, list[str]] = {}
     for source in sources:
         file, place = source.source()
         files.setdefault(place, []).append(file)
     places = (f"{', '.join(dict.fromkeys(names))} ({place})" for place, names in files.items())
-    return f"{text}\n\nFrom {'; '.join(places)}."
+    return f"{harness.markdown(head, body)}\n\nFrom {'; '.join(places)}."
 
 
 def _gain(points: list[float]) -> str:
