@@ -359,10 +359,8 @@ def p3_or_fsdp2() -> str:
 
 def kernels() -> str:
     """adaptive is in chunks, which an exchange plans side by side."""
-    result, codecs = (
-        Result(f"{_H200}/kernels.json", "benchmarks"),
-        ("int8", "int4", "onebit", "topk"),
-    )
+    result = Result(f"{_H200}/kernels.json", "benchmarks")
+    codecs = ("int8", "int4", "onebit", "topk")
     names = (("encode, with feedback", "encode_ef", "encode_chunks"),
              ("decode", "decode", "decode_chunks"), ("decode, add", "decode_add", ""))  # fmt: skip
     form = "{ratio_to_twin:.2f} × ({terabytes_per_second:.2f})"
@@ -448,7 +446,7 @@ def soak() -> str:
     ]  # fmt: skip
     head = ["members meet over", "killed, stopped, joined", "rounds", "a round, s",
             "kill to next commit: median, most, s", "the same of a stop",
-            "the same of several at once", "growth, MB", "beside it"]  # fmt: skip
+            "the same of several at once", "growth, MB", "load"]  # fmt: skip
     return _markdown(head, body, result)
 
 
