@@ -203,7 +203,6 @@ bench-sites: build
 	@scripts/frameworks_setup.sh trainers others
 	@VENV=peers/hivemind scripts/frameworks_setup.sh hivemind
 	@VENV=peers/flwr scripts/frameworks_setup.sh flwr
-	@build/peers/flwr/bin/python -m bench.sites_peers rules
 	@build/frameworks/bin/python -m bench.sites $(ARGS)
 
 # Resumes where it was stopped; make accuracy ARGS=--short takes a minute, and

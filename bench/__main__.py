@@ -83,7 +83,6 @@ ALLREDUCE_COLUMNS = {  # as nccl-tests prints them; GB are 10^9 bytes
 MAP_KINDS = "ddp;fsdp2"
 CELL = ("link", "delay_ms", "world", "kind", "width")  # of the kind map
 TIMEOUT_S = 3600.0
-POWER_SGD_LINKS = ("100mbit", lab.LOOPBACK)  # torch's PowerSGD hangs on Gloo over faster ones
 
 
 def step_rows(arguments: argparse.Namespace) -> list[Row]:

@@ -11,6 +11,14 @@
 // A repetition is one allreduce after a barrier. Of tensors up to 64 KiB it is twenty in a row, of
 // which it has the mean: a barrier lets the ranks go at times that differ by more than such a
 // tensor takes.
+#include <gloo/allreduce.h>
+#include <gloo/barrier.h>
+#include <gloo/broadcast.h>
+#include <gloo/math.h>
+#include <gloo/rendezvous/context.h>
+#include <gloo/rendezvous/file_store.h>
+#include <gloo/transport/tcp/device.h>
+
 #include <algorithm>
 #include <cctype>
 #include <cmath>
@@ -28,7 +36,6 @@
 #include <string_view>
 #include <vector>
 
-#include "bench/gloo_baseline.h"
 #include "bench/limit.h"
 #include "bench/times.h"
 #include "integrations/c/thinwire.h"
@@ -44,6 +51,47 @@ constexpr size_t kSmall = 65536, kMiddle = 1048576;
 constexpr int kSmallCalls = 20;
 constexpr size_t kSizes[] = {64,     1024,    4096,    16384,    65536,
                              262144, 1048576, 4194304, 16777216, 67108864};
+
+// Gloo's own fp32 allreduce, as people use it. Ranks meet in `folder`; it listens on `interface`,
+// or on loopback if that is empty.
+class GlooBaseline {
+ public:
+  GlooBaseline(int rank, int size, const std::string& folder, const std::string& interface)
+      : context_(std::make_shared<gloo::rendezvous::Context>(rank, size)) {
+    gloo::transport::tcp::attr attr;
+    (interface.empty() ? attr.hostname : attr.iface) = interface.empty() ? "127.0.0.1" : interface;
+    auto device = gloo::transport::tcp::CreateDevice(attr);
+    gloo::rendezvous::FileStore store(folder);
+    context_->connectFullMesh(store, device);
+  }
+
+  void AllReduce(float* values, size_t count) {  // the sum, in place
+    gloo::AllreduceOptions options(context_);
+    options.setOutput(values, count);
+    options.setReduceFunction(
+        static_cast<void (*)(void*, const void*, const void*, size_t)>(&gloo::sum<float>));
+    options.setTag(++tag_);
+    gloo::allreduce(options);
+  }
+
+  void Broadcast(float* values, size_t count) {  // rank 0's, in place
+    gloo::BroadcastOptions options(context_);
+    options.setOutput(values, count);
+    options.setRoot(0);
+    options.setTag(++tag_);
+    gloo::broadcast(options);
+  }
+
+  void Barrier() {
+    gloo::BarrierOptions options(context_);
+    options.setTag(++tag_);
+    gloo::barrier(options);
+  }
+
+ private:
+  const std::shared_ptr<gloo::rendezvous::Context> context_;
+  uint32_t tag_ = 0;
+};
 
 struct Setup {
   int rank, size, repetitions;
@@ -139,7 +187,7 @@ double TimeOurs(tw_comm* comm, std::vector<float>& values, const std::string& na
   return Now() - begin;
 }
 
-double TimeGloo(thinwire::GlooBaseline& gloo, std::vector<float>& values) {
+double TimeGloo(GlooBaseline& gloo, std::vector<float>& values) {
   const auto call = [&] { gloo.AllReduce(values.data(), values.size()); };
   if (values.size() * sizeof(float) <= kSmall) return MeanSeconds(call);
   const double begin = Now();
@@ -169,7 +217,7 @@ class Gradients {
 
 // Elements of a result, over all ranks, that are not rank 0's bit for bit; of fp32 and bf16 also
 // those that are further from the fp64 mean than the format and n - 1 sums in fp32 allow.
-size_t Wrong(const Setup& setup, thinwire::GlooBaseline& gloo, const std::string& codec, int step,
+size_t Wrong(const Setup& setup, GlooBaseline& gloo, const std::string& codec, int step,
              const std::vector<float>& values) {
   std::vector<float> first = values;
   gloo.Broadcast(first.data(), first.size());
@@ -195,9 +243,8 @@ size_t Wrong(const Setup& setup, thinwire::GlooBaseline& gloo, const std::string
   return static_cast<size_t>(sum);
 }
 
-void Measure(const Setup& setup, thinwire::GlooBaseline& gloo,
-             std::map<std::string, tw_comm*>& comms, thinwire::Limit* limit, size_t bytes,
-             bool last) {
+void Measure(const Setup& setup, GlooBaseline& gloo, std::map<std::string, tw_comm*>& comms,
+             thinwire::Limit* limit, size_t bytes, bool last) {
   const size_t n = bytes / sizeof(float);
   const Gradients gradients(setup.rank, n);
   std::map<std::string, std::vector<double>> times;
@@ -270,7 +317,7 @@ int main(int argc, char** argv) {
                     Split(argc > 7 && *argv[7] != 0 ? argv[7] : kRows, ',')};
   const std::string gloo_folder = setup.folder + "/gloo";
   std::filesystem::create_directories(gloo_folder);
-  thinwire::GlooBaseline gloo(setup.rank, setup.size, gloo_folder, setup.interface);
+  GlooBaseline gloo(setup.rank, setup.size, gloo_folder, setup.interface);
   std::unique_ptr<thinwire::Limit> limit;
   if (setup.size == 2) {
     limit = std::make_unique<thinwire::Limit>(setup.rank, setup.folder, setup.interface);

@@ -14,12 +14,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from thinwire.codec import codec_info
 from thinwire.simulate import CodecCost, Layer, Link, Profile, simulate
 
-PAGE = Path(__file__).resolve().parent.parent / "docs/explanation/gpu-nodes.md"
+from bench import harness
+
+PAGE = harness.ROOT / "docs/explanation/gpu-nodes.md"
 SHAPES = ((1, 8), (2, 4), (2, 8), (4, 8))  # nodes, GPUs of each
 CODECS = ("int8", "int4")
 CARDS = (10, 25, 100)  # Gb/s of a node's network card
@@ -185,14 +186,6 @@ def cases() -> Iterator[Case]:
                 yield Case(nodes, gpus, inside, card)
 
 
-def _row(cells: list[str]) -> str:
-    return f"| {' | '.join(cells)} |"
-
-
-def _table(head: list[str], rows: list[list[str]]) -> str:
-    return "\n".join(map(_row, [head, ["---"] * len(head), *rows]))
-
-
 def _bytes_table() -> str:
     head = [f"nodes {BY} GPUs", "NCCL's ring", "least uncompressed", "way"]
     rows = []
@@ -202,7 +195,7 @@ def _bytes_table() -> str:
         ways = [f"{on_card(nodes, gpus, codec, t):.2f}" for t in (way, "flat") for codec in CODECS]
         rows.append([f"{nodes} {BY} {gpus}", *plain, *ways])
     head += [f"{codec}{of}" for of in ("", ", if flat") for codec in CODECS]
-    return _table(head, rows)
+    return harness.markdown(head, rows)
 
 
 def _ms(value: float) -> str:
@@ -221,7 +214,7 @@ def _seconds_table(codec: str) -> str:
             f"{case.ring_seconds() / time:.1f} {BY}",
             *(_ms(case.seconds(codec, topology)) for topology in others), *[""] * (2 - len(others)),
         ])  # fmt: skip
-    return _table(head, rows)
+    return harness.markdown(head, rows)
 
 
 def page() -> str:

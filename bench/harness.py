@@ -230,6 +230,11 @@ def table(rows: Sequence[Row], columns: Mapping[str, str]) -> str:
             return form.format_map(row)
         return ""
 
-    head = f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}"
-    body = [f"| {' | '.join(cell(row, form) for form in columns.values())} |" for row in rows]
-    return "\n".join([head, *body])
+    return markdown(columns, ([cell(row, form) for form in columns.values()] for row in rows))
+
+
+def markdown(head: Iterable[str], body: Iterable[Iterable[str]]) -> str:
+    """The lines of a table."""
+    head = list(head)
+    lines = [head, ["---"] * len(head), *body]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)

@@ -84,11 +84,8 @@ class Lab:
         that ranks of one host share memory."""
         if not self.namespaces:
             return list(command)
-        return [
-            "nsenter",
-            f"--net=/run/netns/{self.namespaces[rank // self.ranks_per_host]}",
-            *command,
-        ]
+        namespace = self.namespaces[rank // self.ranks_per_host]
+        return ["nsenter", f"--net=/run/netns/{namespace}", *command]
 
     def environment_of(self, rank: int, port: int) -> dict[str, str]:
         """The variables that torchrun would set, and ROLE if the lab was given roles."""
@@ -297,17 +294,9 @@ def _plug(switch: str, name: str, host: int, rate: str) -> None:
     _ip("-n", name, "link", "set", "eth0", "up")
     _ip("-n", name, "link", "set", "lo", "up")
     if rate != NONE:
-        bucket = [
-            "tbf",
-            "rate",
-            rate,
-            "burst",
-            str(BURST_BYTES),
-            "latency",
-            f"{round(1e3 * QUEUE_S)}ms",
-        ]
+        bucket = f"tbf rate {rate} burst {BURST_BYTES} latency {round(1e3 * QUEUE_S)}ms"
         for where, device in ((name, "eth0"), (switch, port)):
-            _command("tc", "-n", where, "qdisc", "add", "dev", device, "root", *bucket)
+            _command(*f"tc -n {where} qdisc add dev {device} root {bucket}".split())
 
 
 def _limit_pairs(name: str, host: int, link: str, pairs: Mapping[tuple[int, int], Wire]) -> None:
@@ -320,65 +309,25 @@ def _limit_pairs(name: str, host: int, link: str, pairs: Mapping[tuple[int, int]
     }
     if not rated:
         return
-    tc = ["tc", "-n", name]
     whole = "100gbit" if link == NONE else link
-    burst = ["burst", str(BURST_BYTES), "cburst", str(BURST_BYTES), "quantum", "65536"]
-    _command(*tc, "qdisc", "replace", "dev", "eth0", "root", "handle", "1:", "htb", "default", "2")
-    _command(
-        *tc,
-        "class",
-        "add",
-        "dev",
-        "eth0",
-        "parent",
-        "1:",
-        "classid",
-        "1:1",
-        "htb",
-        "rate",
-        whole,
-        *burst,
-    )
-    _command(
-        *tc,
-        "class",
-        "add",
-        "dev",
-        "eth0",
-        "parent",
-        "1:1",
-        "classid",
-        "1:2",
-        "htb",
-        "rate",
-        whole,
-        *burst,
-    )
+
+    def add(what: str) -> None:
+        _command(*f"tc -n {name} {what}".split())
+
+    def add_class(parent: str, number: str, rate: str) -> None:
+        burst = f"burst {BURST_BYTES} cburst {BURST_BYTES} quantum 65536"
+        add(f"class add dev eth0 parent {parent} classid {number} htb rate {rate} {burst}")
+
+    add("qdisc replace dev eth0 root handle 1: htb default 2")
+    add_class("1:", "1:1", whole)
+    add_class("1:1", "1:2", whole)
     for target, rate in rated.items():
-        class_id = f"1:{target + 16:x}"
+        number = f"1:{target + 16:x}"
         queue = round(bits_per_second(rate) / 8 * QUEUE_S) + BURST_BYTES
-        _command(
-            *tc,
-            "class",
-            "add",
-            "dev",
-            "eth0",
-            "parent",
-            "1:1",
-            "classid",
-            class_id,
-            "htb",
-            "rate",
-            rate,
-            *burst,
-        )
-        _command(
-            *tc, "qdisc", "add", "dev", "eth0", "parent", class_id, "bfifo", "limit", str(queue)
-        )
-        match = ["match", "ip", "dst", f"{SUBNET}.{target + 1}/32", "flowid", class_id]
-        _command(
-            *tc, "filter", "add", "dev", "eth0", "parent", "1:", "protocol", "ip", "u32", *match
-        )
+        add_class("1:1", number, rate)
+        add(f"qdisc add dev eth0 parent {number} bfifo limit {queue}")
+        match = f"match ip dst {SUBNET}.{target + 1}/32 flowid {number}"
+        add(f"filter add dev eth0 parent 1: protocol ip u32 {match}")
 
 
 def _start_switch(
@@ -388,14 +337,8 @@ def _start_switch(
     for source, target in itertools.permutations(range(hosts), 2):
         wire = pairs.get((source, target), Wire(delay_ms=delay_ms, loss=loss))
         wires[f"{source} {target}"] = (wire.delay_ms / 1e3, wire.loss)
-    inside = [
-        "nsenter",
-        f"--net=/run/netns/{switch}",
-        sys.executable,
-        __file__,
-        "--switch",
-        json.dumps(wires),
-    ]
+    inside = ["nsenter", f"--net=/run/netns/{switch}", sys.executable, __file__]
+    inside += ["--switch", json.dumps(wires)]
     process = subprocess.Popen(inside, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     if not process.stdout.readline():
         process.kill()
@@ -460,9 +403,8 @@ class Switch:
         hosts = 1 + max((source for source, _ in self._wires), default=0)
         self._ports = [self._open(f"port{host}") for host in range(hosts)]
         self._number = {port.fileno(): number for number, port in enumerate(self._ports)}
-        self._held: list[
-            tuple[float, int, int, bytes]
-        ] = []  # a heap: until when, order, to which port
+        # A heap: until when, order, to which port.
+        self._held: list[tuple[float, int, int, bytes]] = []
         self._order = itertools.count()
         self._home: dict[bytes, int] = {}  # MAC address to port
         self._cut: set[tuple[int, int]] = set()
@@ -548,12 +490,9 @@ def main() -> int:
         return SKIPPED
     try:
         with open_lab(
-            arguments.hosts,
-            arguments.link,
-            ranks_per_host=arguments.ranks_per_host,
-            delay_ms=arguments.delay_ms,
-            loss=arguments.loss,
-        ) as place:
+            arguments.hosts, arguments.link, ranks_per_host=arguments.ranks_per_host,
+            delay_ms=arguments.delay_ms, loss=arguments.loss,
+        ) as place:  # fmt: skip
             place.run(arguments.command, arguments.timeout_s)
     except (RuntimeError, ValueError) as error:
         print(error, file=sys.stderr)

@@ -1,9 +1,10 @@
 """How an allreduce scales with the number of ranks: measured for 2 to 16 of them on one machine,
 and simulated for thousands.
 
-    scale.py measure FILE [ROUNDS]    runs scale_bench: lines of JSON
-    scale.py report FILE FOLDER PLOT  calibrates the simulator with 2, 4 and 8 flat ranks of FILE,
-                                      holds it against the others, and simulates up to 4,096
+    python -m bench.scale measure FILE [--rounds N]   runs scale_bench: lines of JSON
+    python -m bench.scale report FILE FOLDER          calibrates the simulator with 2, 4 and 8 flat
+                                                      ranks of FILE, holds it against the others,
+                                                      and simulates up to 4,096: scale.json and .png
 
 A rank's processor time is fitted as messages, bytes, elements and exchanges.
 Processor time is also what predictions are held against first: it hardly depends on who else uses
@@ -11,23 +12,22 @@ the machine, while the clock on the wall does."""
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 import statistics
 import subprocess
-import sys
 from collections import defaultdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import matplotlib
 import numpy as np
 from scipy.optimize import nnls
 
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
+from bench import harness
+from bench.harness import Row
 
-BUILD = Path(__file__).resolve().parent.parent / "build" / "bench"
+BUILD = harness.ROOT / "build/bench"
 MIB = 1 << 20
 CALIBRATED, HELD_OUT = (2, 4, 8), (3, 6, 12, 16)
 CORES = 2  # of the machine that all measured ranks share
@@ -45,8 +45,6 @@ LATENCY_S = 20e-6  # one way, inside a data centre
 # Of an element, its scale included. The three quantisers are taken to cost the same, so that what
 # a byte costs can be told from what an element costs.
 BITS = {"int4": 4.0625, "int8": 8.0625, "onebit:down=onebit": 1.0625}
-
-Row = dict[str, Any]
 
 
 class Costs(NamedTuple):
@@ -89,23 +87,18 @@ def measure(file: Path, rounds: int) -> None:
 
 def load(file: Path) -> list[Row]:
     """One row for each setting: medians over the rounds, of the wall's clock the lowest."""
+    setting = ("ranks", "bytes", "chunk_bytes", "codec", "topology")
     found = defaultdict(list)
     for line in file.read_text().splitlines():
         row = json.loads(line)
-        key = (row["ranks"], row["bytes"], row["chunk_bytes"], row["codec"], row["topology"])
-        found[key].append(row)
+        found[tuple(row[field] for field in setting)].append(row)
     return [
-        {
-            "ranks": ranks,
-            "bytes": size,
-            "chunk_bytes": chunk,
-            "codec": codec,
-            "topology": topology,
+        dict(zip(setting, key, strict=True)) | {
             "processor_ms": statistics.median(row["processor_ms"] for row in rows),
             "wall_ms": min(row["low_ms"] for row in rows),
         }
-        for (ranks, size, chunk, codec, topology), rows in found.items()
-    ]
+        for key, rows in found.items()
+    ]  # fmt: skip
 
 
 # The model's costs.
@@ -199,20 +192,11 @@ def curves(costs: Costs) -> list[Row]:
         rate = bits_per_s / 8
         cases = [
             Case(
-                ranks,
-                GRADIENTS,
-                BUCKETS[name],
-                0,
-                "int4",
-                topology,
-                rate,
-                LATENCY_S,
-                0,
-                loops,
-                lanes,
+                ranks, GRADIENTS, BUCKETS[name], 0, "int4", topology, rate, LATENCY_S, 0,
+                loops, lanes,
             )
             for name, topology, ranks in labels
-        ]
+        ]  # fmt: skip
         rows = simulate(cases, costs)
         for row, (name, topology, _) in zip(rows, labels, strict=True):
             row |= {"panel": panel, "bucket": name, "topology": topology}
@@ -224,23 +208,12 @@ def curves(costs: Costs) -> list[Row]:
 # What is written.
 
 
-def table(rows: list[Row]) -> None:
-    print("ranks  what   MiB  chunk KiB  processor/2 ms  simulated  error   least wall ms  error")
-    for row in rows:
-        if not row["held_out"]:
-            continue
-        print(
-            f"{row['ranks']:5d}  {row['topology']}  {row['bytes'] // MIB:4d} "
-            f"{row['chunk_bytes'] // 1024:9d}  {row['processor_ms'] / CORES:13.1f} "
-            f"{row['simulated_ms']:10.1f}  {row['error']:+6.0%}  {row['wall_ms']:12.1f}  "
-            f"{row['wall_error']:+6.0%}"
-        )
-    for key in ("error", "wall_error"):
-        errors = [abs(row[key]) for row in rows if row["held_out"]]
-        print(f"{key}: median {statistics.median(errors):.0%}, most {max(errors):.0%}")
-
-
 def plot(rows: list[Row], path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
     figure, axes = plt.subplots(1, len(PANELS), figsize=(14, 3.8), sharey=True)
     for axis, panel in zip(axes, PANELS, strict=True):
         for name, style in zip(BUCKETS, ("--", "-"), strict=True):
@@ -265,30 +238,31 @@ def plot(rows: list[Row], path: Path) -> None:
     figure.savefig(path, dpi=110)
 
 
-def report(file: Path, folder: Path, picture: Path) -> None:
+def report(file: Path, folder: Path) -> None:
+    """Writes scale.json, of which bench.pages makes tables, and the picture."""
     rows = load(file)
     costs = calibrate(rows)
-    print(json.dumps(costs._asdict()))
-    rows = hold_against(rows, costs)
-    table(rows)
+    found = {"costs": costs._asdict(), "measured": hold_against(rows, costs)}
     simulated = curves(costs)
-    for row in simulated:
-        print(
-            f"{row['panel']}, {row['bucket']}, {row['topology']}, {row['ranks']} ranks: "
-            f"{row['efficiency']:.3f}, {1e3 * row['step_s']:.1f} ms, "
-            f"{row['messages']:.0f} messages, {row['control_frames']:.0f} frames at rank 0, "
-            f"{row['lane_bytes'] / MIB:.1f} MiB a lane"
-        )
     folder.mkdir(parents=True, exist_ok=True)
-    found = {"costs": costs._asdict(), "measured": rows, "simulated": simulated}
-    (folder / "scale.json").write_text(json.dumps(found, indent=1) + "\n")
-    plot(simulated, picture)
+    result = harness.source() | found | {"simulated": simulated}
+    (folder / "scale.json").write_text(json.dumps(result, indent=1) + "\n")
+    plot(simulated, folder / "scale.png")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser("python -m bench.scale", description=__doc__.split("\n\n")[0])
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name in ("measure", "report"):
+        commands.add_parser(name).add_argument("file", type=Path)
+    commands.choices["measure"].add_argument("--rounds", type=int, default=3)
+    commands.choices["report"].add_argument("folder", type=Path)
+    given = parser.parse_args()
+    if given.command == "measure":
+        measure(given.file, given.rounds)
+    else:
+        report(given.file, given.folder)
 
 
 if __name__ == "__main__":
-    if len(sys.argv) >= 3 and sys.argv[1] == "measure":
-        measure(Path(sys.argv[2]), int(sys.argv[3]) if len(sys.argv) > 3 else 3)
-    elif len(sys.argv) == 5 and sys.argv[1] == "report":
-        report(Path(sys.argv[2]), Path(sys.argv[3]), Path(sys.argv[4]))
-    else:
-        sys.exit(__doc__)
+    main()

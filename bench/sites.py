@@ -55,6 +55,26 @@ STEP_S, ROUND_STEPS, SLOWER = 0.03, 16, 4  # of the slow member's measurement
 SHOWN, LOOKS = 2000, 4  # images; looks whose mean must be at the target
 PEERS = ("hivemind", "flwr")
 
+COLUMNS = {
+    "": "{subject}",
+    "seconds": "{seconds:.3f} ({fastest:.3f} to {slowest:.3f})",
+    "torchft / it": "{torchft_over_it:.1f}",
+    "sent, bytes": "{sent_bytes:.0f}",
+    "of the formula": "{of_formula:.3f}",
+}
+STREAMING_COLUMNS = {
+    "": "{subject}",
+    "seconds, a round of the model": "{seconds:.3f}",
+    "hidden": "{hidden:.1%}",
+    f"peak in {PEAK_S} s, of its bytes (a layer is 1 / {LAYERS})": "{peak:.3f}",
+}
+SLOW_COLUMNS = {
+    "": "{subject}",
+    "a round, s": "{round_s:.3f}",
+    "to the loss": "{target:.3f}",
+    "after, s": "{seconds_to_target:.2f}",
+}
+
 
 class Manager:
     """What torchft's DiLoCo asks of its Manager, for members that stay: the mean by torch's own
@@ -319,15 +339,6 @@ def measure_streaming(parameters: int, cycles: int) -> list[harness.Row]:
     return list(rows.values())
 
 
-def show_streaming(rows: list[harness.Row]) -> None:
-    for row in rows:
-        line = f"{row['subject']:12} {row['seconds']:7.3f} s a round of the model"
-        if "hidden" in row:
-            line += f", {100 * row['hidden']:.1f} % hidden, peak {row['peak']:.3f} of its bytes"
-            line += f" in {PEAK_S} s (1 / {LAYERS} is {1 / LAYERS:.3f})"
-        print(line)
-
-
 def measure_slow(rounds: int) -> list[harness.Row]:
     """In a rank."""
     clock = datetime.timedelta(seconds=STEP_S * ROUND_STEPS)
@@ -353,14 +364,6 @@ def smoothed(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]
         (points[end - 1][0], statistics.mean(losses[max(0, end - LOOKS) : end]))
         for end in range(1, len(losses) + 1)
     ]
-
-
-def show_slow(rows: list[harness.Row]) -> None:
-    for row in rows:
-        print(
-            f"{row['subject']:26} a round {row['round_s']:.3f} s, "
-            f"loss {row['target']:.3f} after {row['seconds_to_target']:.2f} s"
-        )
 
 
 def peers(given: argparse.Namespace) -> list[harness.Row]:
@@ -399,20 +402,18 @@ def main() -> int:
     with lab.open_lab(given.members, given.link, delay_ms=given.delay_ms) as place:
         rows = harness.run_ranks(place, sys.argv[1:], 540, "bench.sites")
     if given.streaming or given.slow:
-        harness.write(given.out, rows, link=given.link, delay_ms=given.delay_ms)
-        (show_slow if given.slow else show_streaming)(rows)
-        return 0
-    rows += peers(given)
+        columns = SLOW_COLUMNS if given.slow else STREAMING_COLUMNS
+    else:
+        columns = COLUMNS
+        rows += peers(given)
+        base = next((row["seconds"] for row in rows if row["subject"] == "torchft fp32"), None)
+        for row in rows:
+            if base:
+                row["torchft_over_it"] = base / row["seconds"]
+            if row["formula_bytes"]:  # hivemind has none: it splits by measured bandwidth
+                row["of_formula"] = row["sent_bytes"] / row["formula_bytes"]
     harness.write(given.out, rows, "torchft", link=given.link, delay_ms=given.delay_ms)
-    base = next((row["seconds"] for row in rows if row["subject"] == "torchft fp32"), None)
-    print(f"{'':16} {'seconds':>22} {'torchft / it':>12} {'sent MB':>8} {'of formula':>10}")
-    for row in rows:
-        spread = f"{row['seconds']:.3f} ({row['fastest']:.3f} to {row['slowest']:.3f})"
-        ratio = f"{base / row['seconds']:.1f}" if base else ""
-        formula = row["formula_bytes"]  # hivemind has none: it splits by measured bandwidth
-        share = f"{row['sent_bytes'] / formula:.3f}" if formula else ""
-        sent = row["sent_bytes"] / 1e6
-        print(f"{row['subject']:16} {spread:>22} {ratio:>12} {sent:8.2f} {share:>10}")
+    print(harness.table(rows, columns))
     return 0
 
 

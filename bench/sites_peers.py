@@ -6,12 +6,7 @@ module as every member, with the Python of an environment that has the one or th
 hivemind: a DecentralizedAverager over a DHT, whose group is full with all members, so that it waits
 for nobody else; a round is step(), which finds the group and averages. Flower: start_server beside
 member 0 and start_client on each, FedAvg; a round is from the server's choice of clients to its new
-parameters, and a client's fit() takes no time. Both send parameters as one tensor a layer.
-
-    python -m bench.sites_peers rules --out build/sites_rules.json
-
-The median and the trimmed mean of updates beside Flower's functions for them, on the same decoded
-updates. It ends with 1 where they differ by more than rounding."""
+parameters, and a client's fit() takes no time. Both send parameters as one tensor a layer."""
 
 from __future__ import annotations
 
@@ -23,8 +18,7 @@ import socket
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -34,9 +28,6 @@ from bench import harness, lab
 from bench.sites import model_of, sent_bytes
 
 _SERVER_PORT = 29600
-_SIZES = {"weight": 70000, "bias": 300}  # elements
-_CODECS = ("fp32", "int4", "adaptive", "topk:density=0.1")
-_MEMBERS = (2, 3, 4, 5, 6, 8)
 
 
 def row_of(subject: str, seconds: list[float], sent: list[int], formula: float | None) -> dict:
@@ -184,97 +175,12 @@ def flwr_rows(parameters: int, rounds: int) -> list[dict]:
     return [row_of("flwr FedAvg fp32", seconds, sent, 4 * numel * others)]
 
 
-# Rules.
-
-Aggregate = Callable[[list[tuple[list[Any], int]], int], list[Any]]
-
-
-def updates_of(codec: str, members: int) -> list[dict[Any, torch.Tensor]]:
-    """Return what everybody decodes of updates of about the same length, the last one poisoned.
-    Those of codecs with few values have many ties."""
-    from thinwire.torch.sites.updates import UpdateCodec
-
-    coder, decoded = UpdateCodec(codec, _SIZES, {}), []
-    for member in range(members):
-        generator = torch.Generator().manual_seed(member)
-        scale = -10.0 if member == members - 1 else 1.0
-        update = {n: scale * torch.randn(k, generator=generator) + 1 for n, k in _SIZES.items()}
-        zeros = {name: torch.zeros(numel) for name, numel in _SIZES.items()}
-        pieces = coder.encode(lambda n, begin, end, of=update: of[n][begin:end], zeros, 1.0, {})
-        decoded.append(coder.decode(memoryview(b"".join(pieces))))
-    return decoded
-
-
-def rule_rows(median: Aggregate, trimmed: Aggregate) -> list[dict]:
-    """Our rules beside others', which take (arrays, samples) of each member and how many to cut at
-    each end, and return arrays. `most` is the largest difference in units of what rounding may
-    make, above which 1 is wrong: in float32 k values may be added in any order, which differs by
-    k * 2**-23 of the mean of their sizes at most (Higham 2002, section 4.2, for both sums). The
-    middle value and the mean of the middle two have one rounding, so medians are equal."""
-    from thinwire.torch.sites import updates as rules
-
-    rows = []
-    for codec in _CODECS:
-        for members in _MEMBERS:
-            updates, said = updates_of(codec, members), [1.0] * members
-            results = [([u[name].numpy() for name in _SIZES], 1) for u in updates]
-            middle = (members - 1) // 2
-            cases = [("median", middle, rules.rule_of("median")(updates, said, {}))]
-            for cut in range(middle + 1):
-                cases.append(("trimmed", cut, rules.trimmed(updates, said, {}, cut=cut)))
-            by_name = rules.rule_of("trimmed")(updates, said, {})
-            cases.append(("trimmed", int(rules.TRIM * members), by_name))
-            for rule, cut, found in cases:
-                theirs = (median if rule == "median" else trimmed)(results, cut)
-                most = _most(updates, cut, found, theirs, exact=rule == "median")
-                rows.append(
-                    {"subject": rule, "codec": codec, "members": members, "cut": cut, "most": most}
-                )
-    return rows
-
-
-def _most(
-    updates: Sequence[dict[Any, torch.Tensor]],
-    cut: int,
-    found: dict[Any, torch.Tensor],
-    theirs: Sequence[Any],
-    exact: bool,
-) -> float:
-    most = 0.0
-    for name, values in zip(_SIZES, theirs, strict=True):
-        off = (found[name].double() - torch.as_tensor(values).double()).abs()
-        kept = torch.stack([u[name] for u in updates]).sort(0).values[cut : len(updates) - cut]
-        allowed = len(kept) * 2.0**-23 * kept.double().abs().mean(0)
-        if exact:
-            most = max(most, 0.0 if bool((off == 0).all()) else float("inf"))
-        else:
-            most = max(most, float(torch.where(off == 0, 0.0, off / allowed).max()))
-    return most
-
-
-def compare_rules(out: Path) -> int:
-    from flwr.server.strategy.aggregate import aggregate_median, aggregate_trimmed_avg
-
-    rows = rule_rows(
-        lambda results, _cut: aggregate_median(results),
-        # Flower cuts int(share * members).
-        lambda results, cut: aggregate_trimmed_avg(results, (cut + 0.25) / len(results)),
-    )
-    harness.write(out, rows, "flwr", "numpy")
-    most = max(row["most"] for row in rows)
-    print(f"{len(rows)} cases beside Flower, the largest difference {most:.2f} of rounding")
-    return 0 if most <= 1 else 1
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("peer", choices=("hivemind", "flwr", "rules"))
+    parser.add_argument("peer", choices=("hivemind", "flwr"))
     parser.add_argument("--megaparameters", type=float, default=5.0)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--out", type=Path, default=Path("build/sites_rules.json"))
     given = parser.parse_args()
-    if given.peer == "rules":
-        return compare_rules(given.out)
     rows = hivemind_rows if given.peer == "hivemind" else flwr_rows
     return harness.be_rank(lambda: rows(int(given.megaparameters * 1e6), given.rounds))
 

@@ -88,20 +88,15 @@ def _error(got: torch.Tensor, exact: torch.Tensor) -> float:
 
 
 def table(rows: list[dict]) -> str:
-    sources = list(dict.fromkeys(row["source"] for row in rows))
-    lines = [
-        "| codec | bits an element | fewer bytes | "
-        + " | ".join(f"error², {s}" for s in sources)
-        + " |",
-        "|" + "---|" * (3 + len(sources)),
-    ]
+    sources, body = list(dict.fromkeys(row["source"] for row in rows)), []
     for codec in dict.fromkeys(row["codec"] for row in rows):
-        errors = {row["source"]: row["error"] for row in rows if row["codec"] == codec}
-        bits = statistics.mean(row["bits"] for row in rows if row["codec"] == codec)
+        mine = [row for row in rows if row["codec"] == codec]
+        bits = statistics.mean(row["bits"] for row in mine)
         name = codec if codec in REFERENCES else f"`{codec}`"
-        cells = [name, f"{bits:.2f}", f"{32 / bits:.1f} x"]
-        lines.append("| " + " | ".join(cells + [f"{errors[s]:.2g}" for s in sources]) + " |")
-    return "\n".join(lines)
+        errors = [f"{row['error']:.2g}" for row in mine]
+        body.append([name, f"{bits:.2f}", f"{32 / bits:.1f} x", *errors])
+    head = ["codec", "bits an element", "fewer bytes", *(f"error², {s}" for s in sources)]
+    return harness.markdown(head, body)
 
 
 def _row(source: str, codec: str, measured: list[tuple[float, float]]) -> dict:
@@ -112,15 +107,15 @@ def _row(source: str, codec: str, measured: list[tuple[float, float]]) -> dict:
 def allreduce_table(rows: list[dict]) -> str:
     """A line for each codec and number of workers."""
     sources = list(dict.fromkeys(row["source"] for row in rows))
-    columns = " | ".join(f"error² of the mean, {source}" for source in sources)
-    lines = [f"| codec | workers | bits an element and hop | {columns} |",
-             "|" + "---|" * (3 + len(sources))]  # fmt: skip
+    body = []
     for codec, workers in dict.fromkeys((row["codec"], row["workers"]) for row in rows):
         mine = [row for row in rows if (row["codec"], row["workers"]) == (codec, workers)]
         bits = statistics.mean(row["bits"] for row in mine)
-        cells = " | ".join(f"{row['error']:.2g}" for row in mine)
-        lines.append(f"| `{codec}` | {workers} | {bits:.2f} | {cells} |")
-    return "\n".join(lines)
+        errors = [f"{row['error']:.2g}" for row in mine]
+        body.append([f"`{codec}`", str(workers), f"{bits:.2f}", *errors])
+    head = ["codec", "workers", "bits an element and hop",
+            *(f"error² of the mean, {source}" for source in sources)]  # fmt: skip
+    return harness.markdown(head, body)
 
 
 def plot(path: Path, rows: list[dict]) -> None:

@@ -92,23 +92,22 @@ def _verdict(row: Row) -> str:
 
 def table(rows: list[Row]) -> str:
     """Markdown."""
-    lines = [
-        "| task | method | rate | fewer bytes | seeds | test accuracy, % | minus fp32 (or another "
-        "method), paired | within | test loss | training loss |",
-        "|" + "---|" * 10,
-    ]
+    body = []
     for row in summarise(rows):
         against = row["against"]
         difference = _form(row["difference"]) if row["method"] != against else ""
         if difference and against != BASELINE:
             difference += f" ({against})"
-        cells = [
+        body.append([
             row["task"], row["method"], f"{row['rate']:g}", f"{row['ratio']:.1f} x",
             str(len(row["accuracy"])), _form(row["accuracy"]), difference, _verdict(row),
             _form(row["loss"], 4), _form(row["train_loss"], 4),
-        ]  # fmt: skip
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+        ])  # fmt: skip
+    head = (
+        "task", "method", "rate", "fewer bytes", "seeds", "test accuracy, %",
+        "minus fp32 (or another method), paired", "within", "test loss", "training loss",
+    )  # fmt: skip
+    return harness.markdown(head, body)
 
 
 def _panels(tasks: list[str], draw: Callable[[Any, str], None], path: Path) -> None:
@@ -188,22 +187,21 @@ def pooled(rows: list[Row]) -> str:
     for row in summarise(rows):
         if row["method"] != row["against"]:
             differences.setdefault(row["method"], []).extend(row["difference"])
-    lines = ["| method | minus fp32, all tasks | pairs |", "|---|---|---|"]
-    for method, points in differences.items():
-        if points:
-            lines.append(f"| {method} | {_form(points)} | {len(points)} |")
-    return "\n".join(lines)
+    body = [
+        [name, _form(points), str(len(points))] for name, points in differences.items() if points
+    ]
+    return harness.markdown(["method", "minus fp32, all tasks", "pairs"], body)
 
 
 def choices_table(choices: list[Row]) -> str:
     """Which rates were tried, with their accuracy on the validation split."""
-    lines = ["| task | method | accuracy by rate, % |", "|---|---|---|"]
+    body = []
     for choice in choices:
         tried = sorted(choice["validation"].items(), key=lambda pair: float(pair[0]))
         tried += choice.get("outers", {}).items()
-        cells = ", ".join(f"{rate}: {accuracy:.2f}" for rate, accuracy in tried)
-        lines.append(f"| {choice['task']} | {choice['method']} | {cells} |")
-    return "\n".join(lines)
+        scores = ", ".join(f"{rate}: {accuracy:.2f}" for rate, accuracy in tried)
+        body.append([choice["task"], choice["method"], scores])
+    return harness.markdown(["task", "method", "accuracy by rate, %"], body)
 
 
 def write_report(folder: Path, rows: list[Row], choices: list[Row]) -> str:

@@ -35,7 +35,7 @@ class Trial:
 
 
 def can_train(method: Method) -> bool:
-    return not (method.delay or method.dealt or method.owns_momentum)
+    return not (method.delay or method.owns_momentum)
 
 
 class _Cells(nn.Module):

@@ -12,7 +12,7 @@ import torch
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from bench.accuracy.tasks import Task, evaluate, loss_of
-from bench.accuracy.two_hop import Dealt, ExactRest, Exchange, TwoHop
+from bench.accuracy.two_hop import ExactRest, Exchange, TwoHop
 from bench.accuracy.workers import Workers
 
 POINTS = 40  # of a learning curve
@@ -21,18 +21,15 @@ POINTS = 40  # of a learning curve
 @dataclass(frozen=True)
 class Method:
     """A way of exchanging gradients. owns_momentum: the group holds it, not the optimizer. delay:
-    of one step, after a tenth of the run, in which workers move their weights by "step", the
-    optimizer's with their own gradient, as compress(..., delay=1) does, or by "gradient", lr times
-    it, as the paper does (arXiv 2005.06728); "": none. dealt: blocks go to
-    shards one by one (two_hop.Dealt). bf16: gradients are rounded to it before, as mixed precision
-    does. exact_1d: norms and biases are exchanged in fp32."""
+    of one step, after a tenth of the run, in which workers move their weights by the optimizer's
+    step with their own gradient, as compress(..., delay=1) does. bf16: gradients are rounded to it
+    before, as mixed precision does. exact_1d: norms and biases are exchanged in fp32."""
 
     name: str
     codec: str
     feedback: bool = True
     owns_momentum: bool = False
-    delay: str = ""
-    dealt: bool = False
+    delay: bool = False
     bf16: bool = False
     exact_1d: bool = False
 
@@ -50,16 +47,10 @@ METHODS = {
         Method("adaptive 2", "adaptive"),
         Method("adaptive 1", "adaptive:bits=1"),
         Method("adaptive 0.5", "adaptive:bits=0.5"),
-        Method("adaptive 1 dealt", "adaptive:bits=1", dealt=True),
-        Method("adaptive 0.5 dealt", "adaptive:bits=0.5", dealt=True),
-        Method("adaptive 2 floor 1", "adaptive:floor=1"),
-        Method("adaptive 2 floor 2", "adaptive:floor=2"),
-        Method("adaptive 1 floor 1", "adaptive:bits=1,floor=1"),
         Method("onebit", "onebit", owns_momentum=True),
         Method("onebit both ways", "onebit:down=onebit", owns_momentum=True),
-        Method("fp32 delay 1", "fp32", delay="step"),
-        Method("int4 delay 1", "int4", delay="step"),
-        Method("fp32 delay 1 by gradient", "fp32", delay="gradient"),
+        Method("fp32 delay 1", "fp32", delay=True),
+        Method("int4 delay 1", "int4", delay=True),
         Method("topk 1 %", "topk:density=0.01,warmup={warmup},masking=0", owns_momentum=True),
         Method("topk 0.1 % DGC", "topk:density=0.001,warmup={warmup}", owns_momentum=True),
     )
@@ -142,12 +133,11 @@ class Displaced:
         vector_to_parameters(common, parameters)
         return flat, sum(losses) / len(losses)
 
-    def move(self, gradients: list[torch.Tensor], sgd: torch.optim.SGD, momentum: bool) -> None:
-        """momentum: the optimizer's counts."""
+    def move(self, gradients: list[torch.Tensor], sgd: torch.optim.SGD) -> None:
         group = sgd.param_groups[0]
         steps = gradients
         buffers = [sgd.state[p].get("momentum_buffer") for p in self._model.parameters()]
-        if momentum and buffers[0] is not None:
+        if buffers[0] is not None:
             velocity = torch.cat([buffer.flatten() for buffer in buffers])
             steps = [gradient.add(velocity, alpha=group["momentum"]) for gradient in gradients]
         self._steps = [-group["lr"] * step for step in steps]
@@ -165,8 +155,7 @@ def open_group(
         numel = int(taken.sum())
         return ExactRest(TwoHop(workers, numel, spec, momentum, method.feedback), taken)
     numel = sum(p.numel() for p in parameters.values())
-    exchange = TwoHop(workers, numel, spec, momentum, method.feedback)
-    return Dealt(exchange, workers, numel) if method.dealt else exchange
+    return TwoHop(workers, numel, spec, momentum, method.feedback)
 
 
 def is_muons(name: str, parameter: torch.Tensor) -> bool:
@@ -218,7 +207,7 @@ def train(task: Task, method: Method, seed: int, workers: int, split: str) -> di
             apply(late)
         if method.delay and step > task.steps // 10:
             late = mean.clone()
-            displaced.move(own, optimizers[0], method.delay == "step")
+            displaced.move(own, optimizers[0])
         else:
             apply(mean)
         recent.append(loss)

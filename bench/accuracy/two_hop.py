@@ -85,11 +85,17 @@ class TwoHop:
         pass
 
 
-class Around:
-    """An exchange that rearranges what another one exchanges."""
+class ExactRest:
+    """An exchange that takes the elements of some places only; the others' mean is exact."""
 
-    def __init__(self, inner: Exchange) -> None:
-        self._inner = inner
+    def __init__(self, inner: TwoHop, taken: torch.Tensor) -> None:
+        """taken: a flag for each element."""
+        self._inner, self._taken = inner, taken
+
+    def all_reduce(self, gradients: list[torch.Tensor]) -> torch.Tensor:
+        mean = torch.stack(gradients).mean(0)
+        mean[self._taken] = self._inner.all_reduce([g[self._taken] for g in gradients])
+        return mean
 
     def stats(self) -> dict[str, Any]:
         return self._inner.stats()
@@ -99,36 +105,3 @@ class Around:
 
     def close(self) -> None:
         self._inner.close()
-
-
-class ExactRest(Around):
-    """An exchange that takes the elements of some places only; the others' mean is exact."""
-
-    def __init__(self, inner: Exchange, taken: torch.Tensor) -> None:
-        """taken: a flag for each element."""
-        super().__init__(inner)
-        self._taken = taken
-
-    def all_reduce(self, gradients: list[torch.Tensor]) -> torch.Tensor:
-        mean = torch.stack(gradients).mean(0)
-        mean[self._taken] = self._inner.all_reduce([g[self._taken] for g in gradients])
-        return mean
-
-
-class Dealt(Around):
-    """An exchange whose blocks are dealt out over the shards like cards. Each shard has some of
-    every layer then, and adaptive's budgets of shards come to one of the whole model."""
-
-    def __init__(self, inner: Exchange, count: int, numel: int) -> None:
-        super().__init__(inner)
-        full = numel // BLOCK
-        blocks = torch.arange(full * BLOCK).view(full, BLOCK)
-        rest = torch.arange(full * BLOCK, numel)
-        hands = [blocks[first::count].flatten() for first in range(count)]
-        self._order = torch.cat([*hands, rest])
-
-    def all_reduce(self, gradients: list[torch.Tensor]) -> torch.Tensor:
-        mean = self._inner.all_reduce([gradient[self._order] for gradient in gradients])
-        result = torch.empty_like(mean)
-        result[self._order] = mean
-        return result

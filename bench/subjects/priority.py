@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -57,46 +57,28 @@ def _mlp() -> nn.Module:
     return nn.Sequential(*layers, nn.Linear(1024, CLASSES))
 
 
-def _conv() -> nn.Module:
-    """Few parameters for much computing."""
-    layers: list[nn.Module] = [nn.Unflatten(1, (3, 32, 32))]
-    channels = 3
-    for width in (32, 64, 64, 128, 128):
-        layers += [
-            nn.Conv2d(channels, width, 3, padding=1, stride=1 + (width > channels)),
-            nn.ReLU(),
-        ]
-        channels = width
-    layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten()]
-    return nn.Sequential(*layers, nn.Linear(channels, CLASSES))
-
-
-MODELS: dict[str, tuple[Callable[[], nn.Module], int]] = {  # and the width of an input
-    "vgg": (_vgg, 3 * 32 * 32),
-    "mlp": (_mlp, 1024),
-    "conv": (_conv, 3 * 32 * 32),
-}
+MODELS = {"vgg": _vgg, "mlp": _mlp}
 
 
 def make_model(name: str) -> nn.Module:
     torch.manual_seed(0)
-    return MODELS[name][0]()
+    return MODELS[name]()
 
 
-def batch_of(name: str, size: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Inputs and classes, other ones on every rank."""
+def batch_of(step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Images and classes, other ones on every rank."""
     generator = torch.Generator().manual_seed(1000 * step + dist.get_rank())
-    x = torch.randn(size, MODELS[name][1], generator=generator)
-    return x, torch.randint(CLASSES, (size,), generator=generator)
+    x = torch.randn(BATCH, 3 * 32 * 32, generator=generator)
+    return x, torch.randint(CLASSES, (BATCH,), generator=generator)
 
 
 @contextlib.contextmanager
-def order(name: str, codec: str = "int4", model: str = "vgg", batch: int = BATCH) -> Iterator[Turn]:
+def order(name: str, codec: str = "int4") -> Iterator[Turn]:
     """One of ORDERS, ALONE or FSDP2. A turn's steps have its mean, with the last exchange waited
     for."""
     from thinwire.torch import compress
 
-    net, compression, step = make_model(model), None, 0
+    net, compression, step = make_model("vgg"), None, 0
     sharded = _shard(net, codec) if name == FSDP2 else None
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9)
     if name in ORDERS:
@@ -108,7 +90,7 @@ def order(name: str, codec: str = "int4", model: str = "vgg", batch: int = BATCH
         nonlocal step
         start = time.perf_counter()
         for _ in range(steps):
-            x, y = batch_of(model, batch, step)
+            x, y = batch_of(step)
             step += 1
             optimizer.zero_grad()
             nn.functional.cross_entropy(net(x), y).backward()

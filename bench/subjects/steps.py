@@ -2,8 +2,8 @@
 yield the turn of a warm model (bench/harness.py). A framework is imported where it is used.
 
 A way is OWN (the framework's own exchange), BF16 (a communication hook of five lines), ALONE (no
-exchange: the part of a step that no exchange can save), POWER_SGD (torch's hook, rank 1), or a
-codec of ours. ONE_WORD has the programs that get a codec by the name of a backend alone."""
+exchange: the part of a step that no exchange can save), or a codec of ours. ONE_WORD has the
+programs that get a codec by the name of a backend alone."""
 
 from __future__ import annotations
 
@@ -24,8 +24,7 @@ from bench.harness import Turn
 
 LAYERS, BATCH, RATE = 4, 2, 0.01
 WIDTH = 1024  # 16.8 MB of gradients; 256 and 2048 make 1 and 67 MB
-OWN, BF16, ALONE, POWER_SGD = "plain", "bf16 hook", "alone", "powersgd"
-NOT_OURS = (OWN, BF16, ALONE, POWER_SGD)
+OWN, BF16, ALONE = "plain", "bf16 hook", "alone"
 WARM_UP = 3  # steps that are not counted: DDP lays its buckets out anew in the second
 MEASURING = 75  # more of them for codec="auto", which measures the first steps
 MEASURING_FSDP2 = 131  # as many as it compares codecs for at most, under FSDP2
@@ -115,22 +114,10 @@ for _hook in (_keep, _bf16):
 @contextlib.contextmanager
 def ddp(way: str, width: int = WIDTH, device: str = "cpu") -> Iterator[Turn]:
     from thinwire.torch import compress
-    from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import (
-        PowerSGDState,
-        powerSGD_hook,
-    )
 
-    # With more than one bucket torch's PowerSGD hangs on Gloo: the buckets' allreduces start in
-    # callbacks, in another order on every rank.
-    buckets = {"bucket_cap_mb": 100} if way == POWER_SGD else {}
-    model, compression = DistributedDataParallel(Net(width).to(device), **buckets), None
+    model, compression = DistributedDataParallel(Net(width).to(device)), None
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE, momentum=0.9)
-    if way == POWER_SGD:
-        power = PowerSGDState(
-            None, matrix_approximation_rank=1, start_powerSGD_iter=2, use_error_feedback=True
-        )
-        model.register_comm_hook(power, powerSGD_hook)
-    elif way == ALONE:
+    if way == ALONE:
         model.register_comm_hook(None, _keep)
     elif way == BF16:
         model.register_comm_hook(model.process_group, _bf16)
@@ -335,22 +322,17 @@ def replicate() -> Iterator[Turn]:
     yield loop(model, sgd(model))
 
 
-def mesh_of_hosts(override: dict[str, Any] | None) -> Any:
-    """HSDP's mesh: shards within a host, replicas on several. override: init_device_mesh's
-    backend_override."""
+@contextlib.contextmanager
+def hsdp(override: dict[str, Any] | None) -> Iterator[Turn]:
+    """Shards within a host, replicas on several. override: init_device_mesh's backend_override."""
     from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
 
-    return init_device_mesh(
+    model = Net()
+    mesh = init_device_mesh(
         "cpu", (dist.get_world_size() // _INNER, _INNER), mesh_dim_names=("replicate", "shard"),
         backend_override=override,
     )  # fmt: skip
-
-
-@contextlib.contextmanager
-def hsdp(override: dict[str, Any] | None) -> Iterator[Turn]:
-    from torch.distributed.fsdp import fully_shard
-
-    model, mesh = Net(), mesh_of_hosts(override)
     for layer in model.layers:
         fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)

@@ -6,7 +6,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from thinwire import config
-from thinwire.codec import codec_info
 from thinwire.comm import Communicator
 
 from bench import gpu_nodes
@@ -103,50 +102,3 @@ def test_a_node_with_nvlink_gains_nothing(codec):
     """The page says so."""
     (case,) = [case for case in CASES if case.nodes == 1 and case.inside.name == "NVLink"]
     assert case.seconds(codec, "flat") > case.least_seconds()
-
-
-def test_the_figures_of_gpus_on_one_page_are_these():
-    """The words around each figure find it in docs/how-to/gpus.md."""
-    text = (gpu_nodes.PAGE.parent.parent / "how-to/gpus.md").read_text()
-
-    def case(nodes: int, gpus: int, inside: str, card: int) -> gpu_nodes.Case:
-        named = (nodes, gpus, inside, card)
-        return next(c for c in CASES if (c.nodes, c.gpus, c.inside.name, c.card_gbits) == named)
-
-    def faster(case: gpu_nodes.Case, codec: str) -> str:
-        return f"{case.ring_seconds() / case.seconds(codec, case.way):.1f}"
-
-    def card(codec: str, way: str) -> str:
-        return f"{gpu_nodes.on_card(2, 8, codec, way):.2f}"
-
-    nvlink, pcie = case(2, 8, "NVLink", 100), case(2, 4, "PCIe", 25)
-    consumer, large = case(2, 4, "PCIe", 10), 350e6 / gpu_nodes.NUMEL
-    card_gb = 1.4 * gpu_nodes.on_card(2, 4, "int4", "hierarchical")
-    alone, by_nvlink = case(1, 8, "PCIe", 0), case(1, 8, "NVLink", 0)
-    ms = {way: f"{1e3 * pcie.seconds('int4', way):.0f}" for way in ("hierarchical", "grid")}
-    of_one = {codec: 2 * 32 / sum(_bits(codec)) for codec in gpu_nodes.CODECS}
-    by = gpu_nodes.BY
-    for words in (
-        f"{card('int8', 'hierarchical')} (int8) or {card('int4', 'hierarchical')} (int4)",
-        f"the ring {gpu_nodes.ring_on_card(2, 8):.2f}",
-        f"{faster(nvlink, 'int8')} {by} (int8) and {faster(nvlink, 'int4')} {by} (int4)",
-        f"takes {ms['grid']} ms where going by nodes takes {ms['hierarchical']} (int4",
-        f"and the ring {1e3 * pcie.ring_seconds():.0f}",
-        f"{faster(alone, 'int8')} {by} (int8) and {faster(alone, 'int4')} {by} (int4)",
-        "to".join(
-            f"{by_nvlink.ring_seconds() / by_nvlink.seconds(codec, 'flat'):4.1f} "
-            for codec in gpu_nodes.CODECS
-        ).strip()
-        + " of the ring's speed",
-        f"{of_one['int8']:.1f} (int8) or {of_one['int4']:.1f} (int4) times fewer",
-        f"the ring takes {large * consumer.ring_seconds():.2f} s",
-        f"{large * consumer.seconds('int8', 'grid'):.2f} s with int8",
-        f"{large * consumer.seconds('int4', 'grid'):.2f} s with int4",
-        f"{card_gb:.2f} GB on each card",
-    ):
-        assert words in text
-
-
-def _bits(codec: str) -> tuple[float, float]:
-    info = codec_info(codec)
-    return info.up_bits, info.down_bits

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from bench.accuracy import rates
-from bench.accuracy.two_hop import Dealt, TwoHop
+from bench.accuracy.two_hop import TwoHop
 from bench.accuracy.workers import Workers
 
 NUMEL = 20 * 256 + 37  # shards of different lengths, the last one with a part of a block
@@ -50,20 +50,6 @@ def test_the_bits_are_the_engines(codec, momentum, feedback):
     assert alone.stats()["wire_bytes"] == pytest.approx(engine.stats()["wire_bytes"], rel=1e-3)
     assert alone.stats()["raw_bytes"] == pytest.approx(engine.stats()["raw_bytes"], rel=1e-3)
     engine.close()
-
-
-def test_dealt_blocks_come_back_to_their_places():
-    (gradient,) = gradients(torch.Generator().manual_seed(2))[:1]
-    alone = Dealt(TwoHop(4, NUMEL, "fp32"), 4, NUMEL)
-    assert torch.equal(alone.all_reduce([gradient] * 4), gradient)
-
-
-def test_a_budget_of_all_blocks_loses_less_than_one_of_each_shard():
-    flat = gradients(torch.Generator().manual_seed(3))
-    exact = torch.stack(flat).mean(0)
-    exchanges = TwoHop(4, NUMEL, "adaptive"), Dealt(TwoHop(4, NUMEL, "adaptive"), 4, NUMEL)
-    apart, together = ((e.all_reduce(flat) - exact).square().sum() for e in exchanges)
-    assert together < apart / 2
 
 
 def test_a_rate_is_climbed_to_and_no_further():
