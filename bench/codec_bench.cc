@@ -133,10 +133,10 @@ Operation MakeSelection(const CodecSpec& spec, size_t n, bool carried) {
   const Backend& codecs = CpuBackend();
   const auto ours = [=, &codecs](Arrays& a) {
     if (!carried) a.threshold = 0;
-    codecs.EncodeEntries(spec, {.gradient = {a.NextGradient(), n},
-                                .residual = a.r.get(),
-                                .wire = a.wire.get(),
-                                .threshold = &a.threshold});
+    codecs.Encode(spec, {.gradient = {a.NextGradient(), n},
+                         .residual = a.r.get(),
+                         .wire = a.wire.get(),
+                         .threshold = &a.threshold});
   };
   if (carried) {
     return {ours, [=](Arrays& a) { twin::Accumulate(a.NextGradient(), a.r.get(), n); }};

@@ -157,12 +157,12 @@ void MeasureEntries(Device& device, DeviceStream& stream, KernelTimer& timer, co
                     size_t numel, std::vector<Result>* results) {
   Arrays a(device, stream, spec, numel);
   const TensorView gradient{a.gradient.data(), numel};
-  const EntryArgs shard{.gradient = gradient,
-                        .residual = a.floats.data(),
-                        .wire = a.wire.data(),
-                        .threshold = a.threshold.data()};
+  const EncodeArgs shard{.gradient = gradient,
+                         .residual = a.floats.data(),
+                         .wire = a.wire.data(),
+                         .threshold = a.threshold.data()};
   const std::unique_ptr<Rehearsal> rehearsal = device.Rehearse();
-  rehearsal->backend().EncodeEntries(spec, shard);
+  rehearsal->backend().Encode(spec, shard);
   const DeviceMemory room = *device.Allocate(rehearsal->room());
   const std::unique_ptr<Backend> in_room = stream.BackendIn({room.get(), rehearsal->room()});
   const Backend& codecs = *in_room;
@@ -176,7 +176,7 @@ void MeasureEntries(Device& device, DeviceStream& stream, KernelTimer& timer, co
     results->push_back(Measure(
         timer, absl::StrCat(op, suffix), moved, kernel, [&] { timer.Copy(moved / 2); }, prepare));
   };
-  const auto encode = [&] { codecs.EncodeEntries(spec, shard); };
+  const auto encode = [&] { codecs.Encode(spec, shard); };
   add("encode_ef", 3, 1, encode, [&] { a.floats.Put(); });
   add("encode", 1, 1, [&] { codecs.Encode(spec, gradient, nullptr, a.wire.data()); });
   add("decode", 1, 1, [&] { codecs.Decode(spec, a.wire.data(), {out.data(), numel}); });
@@ -257,10 +257,10 @@ void Profile(Device& device, DeviceStream& stream) {
   Arrays a(device, stream, topk, numel);
   for (int i = 0; i < 2; ++i) {
     a.floats.Put();
-    codecs.EncodeEntries(topk, {.gradient = {a.gradient.data(), numel},
-                                .residual = a.floats.data(),
-                                .wire = a.wire.data(),
-                                .threshold = a.threshold.data()});
+    codecs.Encode(topk, {.gradient = {a.gradient.data(), numel},
+                         .residual = a.floats.data(),
+                         .wire = a.wire.data(),
+                         .threshold = a.threshold.data()});
   }
   codecs.Decode(topk, a.wire.data(), {a.out.data(), numel});
   stream.Synchronize(std::chrono::steady_clock::now() + std::chrono::minutes(1)).IgnoreError();

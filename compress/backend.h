@@ -21,7 +21,7 @@
 
 #include "absl/status/status.h"
 #include "compress/codec_spec.h"
-#include "compress/philox.h"
+#include "compress/element_math.h"
 #include "compress/types.h"
 
 namespace thinwire {
@@ -32,8 +32,15 @@ struct EncodeArgs {
   float* residual = nullptr;  // a float for each element; null: none
   uint8_t* wire = nullptr;    // EncodedBytes(spec, gradient.numel)
   Draws draws = {};           // rounding=stochastic
+  // Entries only. The magnitude of the last step's k-th entry, a first guess for this one, at most
+  // 2^127; 0 is none. Updated. It changes the time, never the result. Null: none is kept.
+  float* threshold = nullptr;
   // With a velocity, which is only read, beta * velocity + gradient is encoded in the gradient's
-  // place, rounded as by Accumulate. Not for topk, whose momentum is its own: EntryArgs.
+  // place, rounded as by Accumulate.
+  // Of a codec of entries, with a residual, it is the local momentum u of DGC (Lin et al., arXiv
+  // 1712.01887, section 3.1, momentum correction; 3.2, factor masking): u = beta * u + g, x = u +
+  // residual, and u = 0 where an entry is sent (unless spec.masking is off). With Nesterov x = g +
+  // beta * u + residual. Without a velocity x = g + residual.
   Momentum momentum = {};
 };
 
@@ -56,21 +63,6 @@ struct ReduceArgs {
   uint8_t* wire_out = nullptr;    // EncodedBytes(down, numel); null = not wanted (fp32 only)
   Draws draws = {};               // of the encoding
   std::span<float> scratch = {};  // Backend::ReduceScratchFloats floats to work in
-};
-
-// A whole shard of a codec of entries (topk).
-struct EntryArgs {
-  TensorView gradient;
-  float* residual = nullptr;
-  uint8_t* wire = nullptr;
-  // The magnitude of the last step's k-th entry, a first guess for this one, at most 2^127; 0 is
-  // none. Updated. It changes the time, never the result. Null: none is kept.
-  float* threshold = nullptr;
-  // With a residual: the local momentum u of DGC (Lin et al., arXiv 1712.01887, section 3.1,
-  // momentum correction; 3.2, factor masking): u = beta * u + g, x = u + residual, and u = 0
-  // where an entry is sent (unless spec.masking is off). With Nesterov x = g + beta * u + residual.
-  // Without a velocity x = g + residual.
-  Momentum momentum = {};
 };
 
 // Refuses bytes that no decoder may be given: of another length, or topk entries whose counts do
@@ -103,10 +95,12 @@ class Backend {
   virtual size_t ReduceScratchFloats(size_t /*wires*/, size_t /*numel*/) const { return 0; }
 
   // One shard.
+  void Encode(const CodecSpec& spec, const EncodeArgs& shard) const {
+    EncodeAll(spec, {&shard, 1});
+  }
   void Encode(const CodecSpec& spec, TensorView gradient, float* residual, uint8_t* wire,
               const Draws& draws = {}) const {
-    const EncodeArgs shard{gradient, residual, wire, draws};
-    EncodeAll(spec, {&shard, 1});
+    Encode(spec, {gradient, residual, wire, draws});
   }
   void Decode(const CodecSpec& spec, const uint8_t* wire, TensorView out) const {
     const DecodeArgs shard{wire, out};
@@ -140,9 +134,6 @@ class Backend {
   virtual bool AreZero(std::span<const std::span<const float>> parts, float* known) const;
 
   // The rest is for codecs of entries only.
-
-  // As EncodeAll of one shard, with a threshold and a momentum.
-  virtual void EncodeEntries(const CodecSpec& spec, const EntryArgs& args) const = 0;
 
   // sum = the entries of all wires times `factor`, added in order to zeros, product and sum rounded
   // one after the other.

@@ -16,13 +16,12 @@
 
 #include "absl/status/status.h"
 #include "compress/codec_spec.h"
-#include "compress/hadamard.h"
-#include "compress/philox.h"
+#include "compress/element_math.h"
 #include "compress/types.h"
 
 namespace thinwire {
 
-struct EntryArgs;
+struct EncodeArgs;
 namespace simd {
 struct Reduction;
 }  // namespace simd
@@ -59,7 +58,7 @@ struct Shard {
 };
 
 // Where the codes of a shard of kWidths are read or written, block after block: compress/FORMAT.md,
-// "adaptive". DenseOperations::begin sets it to a shard's first block.
+// "adaptive". CodecOperations::begin sets it to a shard's first block.
 struct Walk {
   int threshold = 0;   // of the widths
   size_t raised = 0;   // blocks before this one take the threshold below
@@ -110,9 +109,11 @@ struct ParameterInfo {
   std::string (*print)(const CodecSpec& spec);
 };
 
-// Operations of codecs of elements and of blocks, on pieces of fp32 that begin on a block border.
-// `g`, `r`, `out` and `sum` are the piece's own, at any alignment; `wire` is the whole shard's.
-struct DenseOperations {
+// A codec's operations on one backend; those that its kind does not have are null.
+struct CodecOperations {
+  // All kinds but kEntries, on pieces of fp32 that begin on a block border. `g`, `r`, `out` and
+  // `sum` are the piece's own, at any alignment; `wire` is the whole shard's.
+
   // As Backend::EncodeAll of one shard; writes the piece's scales and codes, and not the padding.
   // `r` may be null.
   void (*encode)(const Piece& piece, const float* g, float* r, uint8_t* wire) = nullptr;
@@ -131,22 +132,16 @@ struct DenseOperations {
   // whole shards, all else is the piece's own; no `codes`: the encoding is not wanted.
   // Default: the other operations do it, one rank after the other.
   size_t (*reduce)(const Piece& up, const Piece& down, const simd::Reduction& args) = nullptr;
-};
 
-// Operations of codecs of entries, on whole shards.
-struct EntryOperations {
-  // As Backend::EncodeEntries of at least one element; the padding is zero already.
-  void (*encode)(const CodecSpec& spec, const EntryArgs& args) = nullptr;
-  void (*decode)(const CodecSpec& spec, const uint8_t* wire, const TensorView& out) = nullptr;
+  // kEntries only, on whole shards.
+
+  // As Backend::EncodeAll of one shard of at least one element; the padding is zero already.
+  void (*encode_entries)(const CodecSpec& spec, const EncodeArgs& args) = nullptr;
+  void (*decode_entries)(const CodecSpec& spec, const uint8_t* wire,
+                         const TensorView& out) = nullptr;
   // sum[i] += factor * value of every entry, product and sum rounded one after the other.
-  void (*add)(const CodecSpec& spec, const uint8_t* wire, float factor,
-              std::span<float> sum) = nullptr;
-};
-
-// One of the two is null, by the codec's kind.
-struct CodecOperations {
-  DenseOperations dense;
-  EntryOperations entries;
+  void (*add_entries)(const CodecSpec& spec, const uint8_t* wire, float factor,
+                      std::span<float> sum) = nullptr;
 };
 
 struct CodecInfo {
@@ -200,11 +195,10 @@ template <typename Codec>
 constexpr CodecOperations SimdBlocksOf() {
   constexpr int kBits = Codec::kTraits.code_bits;
   static_assert(kBits == 8 || kBits == 4 || kBits == 1, "there is no SIMD loop for these codes");
-  return {.dense = {.encode = EncodeSimdBlocks,
-                    .decode = DecodeSimdBlocks,
-                    .decode_add = DecodeAddSimdBlocks,
-                    .reduce = ReduceSimdBlocks},
-          .entries = {}};
+  return {.encode = EncodeSimdBlocks,
+          .decode = DecodeSimdBlocks,
+          .decode_add = DecodeAddSimdBlocks,
+          .reduce = ReduceSimdBlocks};
 }
 
 }  // namespace codecs

@@ -8,7 +8,6 @@
 #include <array>
 #include <cstddef>
 
-#include "compress/codec_traits.h"
 #include "compress/codecs/adaptive.h"
 #include "compress/codecs/bf16.h"
 #include "compress/codecs/fp32.h"
@@ -17,6 +16,7 @@
 #include "compress/codecs/onebit.h"
 #include "compress/codecs/ternary.h"
 #include "compress/codecs/topk.h"
+#include "compress/types.h"
 
 namespace thinwire {
 

@@ -10,7 +10,6 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "compress/codec_list.h"
-#include "compress/codec_traits.h"
 #include "compress/types.h"
 
 namespace thinwire {

@@ -69,7 +69,7 @@ class CpuReduction {
   const ReduceArgs& args_;
   const TensorView own_;  // the result's memory, never read, where the reducer has no shard
   const Shard up_, down_;
-  const DenseOperations &from_, &to_;
+  const CodecOperations &from_, &to_;
   const bool direct_;                        // the tensors are fp32
   absl::InlinedVector<Walk, kRanks> walks_;  // over each rank's wire, of kWidths
 };
@@ -79,8 +79,8 @@ CpuReduction::CpuReduction(const ReduceArgs& args)
       own_(args.own.data != nullptr ? args.own : args.out),  // which no wire asks for then
       up_(args.up, args.own.numel),
       down_(args.down, args.own.numel, args.draws),
-      from_(InfoOf(args.up.id).simd.dense),
-      to_(InfoOf(args.down.id).simd.dense),
+      from_(OperationsOf(args.up)),
+      to_(OperationsOf(args.down)),
       direct_(args.own.dtype == DType::kF32) {  // which `out` has as well
   if (from_.begin != nullptr) walks_.resize(args.wires.size());
 }
@@ -227,24 +227,18 @@ class CpuBackendImpl final : public Backend {
 
   void DecodeAdd(const CodecSpec& spec, const uint8_t* wire, std::span<float> sum) const override {
     if (sum.empty()) return;
-    if (spec.traits().entries()) return OperationsOf(spec).entries.add(spec, wire, 1.0f, sum);
+    if (spec.traits().entries()) return OperationsOf(spec).add_entries(spec, wire, 1.0f, sum);
     const Shard shard(spec, sum.size());
-    const DenseOperations& codec = OperationsOf(spec).dense;
+    const CodecOperations& codec = OperationsOf(spec);
     Walk walk;
     if (codec.begin != nullptr) codec.begin(shard, wire, &walk);
     codec.decode_add({shard, 0, sum.size(), &walk}, wire, sum.data());
   }
 
-  void EncodeEntries(const CodecSpec& spec, const EntryArgs& args) const override {
-    if (args.gradient.numel == 0) return;
-    ZeroPadding(LayoutOf(spec, args.gradient.numel), args.wire);
-    OperationsOf(spec).entries.encode(spec, args);
-  }
-
   void SumEntries(const CodecSpec& spec, std::span<const uint8_t* const> wires, float factor,
                   std::span<float> sum) const override {
     std::fill(sum.begin(), sum.end(), 0.0f);
-    for (const uint8_t* wire : wires) OperationsOf(spec).entries.add(spec, wire, factor, sum);
+    for (const uint8_t* wire : wires) OperationsOf(spec).add_entries(spec, wire, factor, sum);
   }
 
   void CopyFinite(std::span<const float> from, std::span<float> to) const override {
@@ -279,39 +273,40 @@ class CpuBackendImpl final : public Backend {
  private:
   static void DecodeOne(const CodecSpec& spec, const uint8_t* wire, TensorView out) {
     const CodecOperations& codec = OperationsOf(spec);
-    if (spec.traits().entries()) return codec.entries.decode(spec, wire, out);
+    if (spec.traits().entries()) return codec.decode_entries(spec, wire, out);
     if (out.numel == 0) return;
     const Shard shard(spec, out.numel);
     Walk walk;
-    if (codec.dense.begin != nullptr) codec.dense.begin(shard, wire, &walk);
+    if (codec.begin != nullptr) codec.begin(shard, wire, &walk);
     const bool direct = out.dtype == DType::kF32;
     ForEachPiece(shard, out.numel, direct, &walk, [&](const Piece& piece) {
       const TensorView part = out.Slice(piece.begin, piece.numel);
-      if (direct) return codec.dense.decode(piece, wire, Floats(part));
+      if (direct) return codec.decode(piece, wire, Floats(part));
       StageBuffer values;
-      codec.dense.decode(piece, wire, values.data());
+      codec.decode(piece, wire, values.data());
       FromFloats(values.data(), part);
     });
   }
 
-  void EncodeOne(const CodecSpec& spec, const EncodeArgs& args) const {
-    if (spec.traits().entries()) {
-      return EncodeEntries(spec, {args.gradient, args.residual, args.wire});
-    }
+  static void EncodeOne(const CodecSpec& spec, const EncodeArgs& args) {
     const size_t numel = args.gradient.numel;
     if (numel == 0) return;
+    const CodecOperations& codec = OperationsOf(spec);
+    if (spec.traits().entries()) {
+      ZeroPadding(LayoutOf(spec, numel), args.wire);
+      return codec.encode_entries(spec, args);
+    }
     const Shard shard(spec, numel, args.draws);
     ZeroPadding(shard.layout, args.wire);
-    const CodecOperations& codec = OperationsOf(spec);
     const auto encode = [&](const Piece& piece, const float* x) {
-      codec.dense.encode(piece, x, At(args.residual, piece), args.wire);
+      codec.encode(piece, x, At(args.residual, piece), args.wire);
     };
-    if (codec.dense.heads == nullptr) return ForEachPieceOf(shard, args, nullptr, encode);
+    if (codec.heads == nullptr) return ForEachPieceOf(shard, args, nullptr, encode);
     ForEachPieceOf(shard, args, nullptr, [&](const Piece& piece, const float* x) {
-      codec.dense.heads(piece, x, At(args.residual, piece), args.wire);
+      codec.heads(piece, x, At(args.residual, piece), args.wire);
     });
     Walk walk;
-    codec.dense.begin(shard, args.wire, &walk);
+    codec.begin(shard, args.wire, &walk);
     ForEachPieceOf(shard, args, &walk, encode);
     ZeroBehind(shard, walk, args.wire);
   }
@@ -374,33 +369,32 @@ simd::Blocks BlocksOf(const Piece& piece, size_t count) {
           .signs = shard.spec.hadamard && piece.numel >= kTransform ? shard.signs.data() : nullptr};
 }
 
-// A block that is not full, filled up with zeros, which change neither maximum nor codes.
-struct PaddedBlock {
-  alignas(64) std::array<float, kMaxBlock> x, r;
-  alignas(64) std::array<uint8_t, kMaxBlock> codes;
-};
+// A block that is not full is filled up with zeros, which change neither maximum nor codes.
+
+using PaddedCodes = std::array<uint8_t, kMaxBlock>;
 
 void EncodeTail(const Piece& tail, const float* g, float* r, uint8_t* wire) {
-  PaddedBlock padded;
-  std::fill_n(padded.x.begin(), tail.block(), 0.0f);
-  std::memcpy(padded.x.data(), g, tail.numel * sizeof(float));
+  StageBuffer x, kept;
+  alignas(64) PaddedCodes codes;
+  std::fill_n(x.begin(), tail.block(), 0.0f);
+  std::memcpy(x.data(), g, tail.numel * sizeof(float));
   if (r != nullptr) {
-    std::fill_n(padded.r.begin(), tail.block(), 0.0f);
-    std::memcpy(padded.r.data(), r, tail.numel * sizeof(float));
+    std::fill_n(kept.begin(), tail.block(), 0.0f);
+    std::memcpy(kept.data(), r, tail.numel * sizeof(float));
   }
-  simd::EncodeBlocks(BlocksOf(tail, 1), padded.x.data(), r == nullptr ? nullptr : padded.r.data(),
-                     wire + tail.scales_offset(), padded.codes.data());
-  std::memcpy(wire + tail.codes_offset(), padded.codes.data(), tail.codes_bytes());
-  if (r != nullptr) std::memcpy(r, padded.r.data(), tail.numel * sizeof(float));
+  simd::EncodeBlocks(BlocksOf(tail, 1), x.data(), r == nullptr ? nullptr : kept.data(),
+                     wire + tail.scales_offset(), codes.data());
+  std::memcpy(wire + tail.codes_offset(), codes.data(), tail.codes_bytes());
+  if (r != nullptr) std::memcpy(r, kept.data(), tail.numel * sizeof(float));
 }
 
 void DecodeTail(const Piece& tail, const uint8_t* wire, float* out) {
-  PaddedBlock padded;
-  padded.codes.fill(0);
-  std::memcpy(padded.codes.data(), wire + tail.codes_offset(), tail.codes_bytes());
-  simd::DecodeBlocks(BlocksOf(tail, 1), wire + tail.scales_offset(), padded.codes.data(),
-                     padded.x.data());
-  std::memcpy(out, padded.x.data(), tail.numel * sizeof(float));
+  StageBuffer x;
+  alignas(64) PaddedCodes codes;
+  codes.fill(0);
+  std::memcpy(codes.data(), wire + tail.codes_offset(), tail.codes_bytes());
+  simd::DecodeBlocks(BlocksOf(tail, 1), wire + tail.scales_offset(), codes.data(), x.data());
+  std::memcpy(out, x.data(), tail.numel * sizeof(float));
 }
 
 }  // namespace
@@ -432,14 +426,14 @@ size_t ReduceSimdBlocks(const Piece& up, const Piece& down, const simd::Reductio
   const auto plain = [](const CodecSpec& spec) {
     return !spec.hadamard && spec.rounding == Rounding::kNearest;
   };
-  const simd::RankBlocks blocks{up.shard.traits.code_bits, down.shard.traits.code_bits, up.block(),
-                                up.full_blocks()};
+  const simd::Blocks blocks = BlocksOf(up, up.full_blocks());
+  const int down_bits = down.shard.traits.code_bits;
   if (!down.in_blocks() || down.block() != up.block() || !plain(up.shard.spec) ||
-      !plain(down.shard.spec) || !simd::HasReduceLoop(blocks.up, blocks.down) ||
+      !plain(down.shard.spec) || !simd::HasReduceLoop(blocks.bits, down_bits) ||
       args.codes == nullptr) {
     return 0;
   }
-  simd::ReduceBlocks(blocks, args);
+  simd::ReduceBlocks(blocks, down_bits, args);
   return blocks.count * blocks.block;
 }
 

@@ -1,9 +1,12 @@
-// The element math that every codec shares, one source for the CPU and for CUDA kernels: bit casts,
-// bf16 and f16, and quantisers. compress/FORMAT.md, "Quantisers".
+// The element math that codecs share, one source for the CPU and for CUDA kernels: bit casts, bf16
+// and f16; quantisers; and their two options, the draws of stochastic rounding and the randomised
+// Hadamard transform. compress/FORMAT.md, "Quantisers", "Stochastic rounding" and
+// "hadamard".
 #ifndef THINWIRE_COMPRESS_ELEMENT_MATH_H_
 #define THINWIRE_COMPRESS_ELEMENT_MATH_H_
 
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 
@@ -139,6 +142,107 @@ struct Quantiser {
     return StochasticCodeOf(x, inverse, kQmax, uniform);
   }
 };
+
+// The draws of rounding=stochastic. Philox4x32-10 is a counter-based generator: Salmon et al.,
+// "Parallel Random Numbers: As Easy as 1, 2, 3", SC'11, section 3.2.
+
+inline constexpr int kPhiloxRounds = 10;
+inline constexpr uint32_t kPhiloxMul[2] = {0xD2511F53u, 0xCD9E8D57u};
+inline constexpr uint32_t kPhiloxWeyl[2] = {0x9E3779B9u, 0xBB67AE85u};
+
+struct Philox4 {
+  uint32_t word[4];
+};
+
+THINWIRE_HD Philox4 Philox(Philox4 c, uint64_t key) {
+  uint32_t k0 = static_cast<uint32_t>(key), k1 = static_cast<uint32_t>(key >> 32);
+  for (int round = 0; round < kPhiloxRounds; ++round) {
+    const uint64_t p0 = uint64_t{0xD2511F53u} * c.word[0];
+    const uint64_t p1 = uint64_t{0xCD9E8D57u} * c.word[2];
+    c = {{static_cast<uint32_t>(p1 >> 32) ^ c.word[1] ^ k0, static_cast<uint32_t>(p1),
+          static_cast<uint32_t>(p0 >> 32) ^ c.word[3] ^ k1, static_cast<uint32_t>(p0)}};
+    k0 += 0x9E3779B9u;
+    k1 += 0xBB67AE85u;
+  }
+  return c;
+}
+
+// The key and counter of an encoding's draws. Elements count from the tensor's first one, not from
+// the chunk's.
+struct Draws {
+  uint64_t key = 0;     // of seed, tensor, hop and rank
+  uint64_t stream = 0;  // the step
+  uint64_t first = 0;   // index of the first element, a multiple of the block
+};
+
+// Sixteen elements share a generator call: element e takes draw (e % 256) / 16 of the call with
+// counter e / 256 * 16 + e % 16. Draws are 16-bit windows of the four words, 8 bits apart and
+// around the end: each is uniform, and neighbours share no more than what weighs a 256th.
+inline constexpr size_t kDrawGroup = 256;
+inline constexpr size_t kDrawLanes = 16;
+
+THINWIRE_HD uint16_t DrawOf(const Draws& draws, uint64_t place) {
+  const uint64_t e = draws.first + place;
+  const uint64_t counter = e / kDrawGroup * kDrawLanes + e % kDrawLanes;
+  const Philox4 random =
+      Philox({{static_cast<uint32_t>(counter), static_cast<uint32_t>(counter >> 32),
+               static_cast<uint32_t>(draws.stream), static_cast<uint32_t>(draws.stream >> 32)}},
+             draws.key);
+  const uint32_t draw = static_cast<uint32_t>(e % kDrawGroup / kDrawLanes);
+  const uint32_t low = draw < 4 ? random.word[0] : random.word[1];
+  const uint32_t high = draw < 12 ? random.word[2] : random.word[3];
+  const uint64_t word = draw < 8 ? low : high;
+  return static_cast<uint16_t>((word << 32 | word) >> (draw % 4 * 8));
+}
+
+// In (0, 1), never either: exact in fp32.
+THINWIRE_HD float UniformOf(uint16_t draw) {
+  return (static_cast<float>(draw) + 0.5f) * (1.0f / 65536.0f);
+}
+
+// The randomised transform of hadamard=1: Suresh et al., "Distributed Mean Estimation with Limited
+// Communication", arXiv 1611.00429, section 3; the clipping of the largest values is ours.
+
+inline constexpr size_t kTransform = 256;
+inline constexpr float kClip = 0.8f;  // of a block's largest magnitude; codes beyond it saturate
+
+// From here on a transformed block is not finite: a decoder adds up 256 values of up to 8 scales,
+// and a scale is at most 0.8 / 7 of the magnitude, rounded up. Below this no such sum leaves fp32.
+inline constexpr uint32_t kTransformHugeBits = (127u + 120u) << 23;  // 2^120
+
+// The magnitude that tells a transformed block's kind (KindOf), from its largest value's.
+THINWIRE_HD uint32_t TransformedMagnitude(uint32_t magnitude) {
+  return magnitude < kTransformHugeBits ? magnitude : kInfBits;
+}
+
+// Tiny blocks and those that are not finite (scale 0 or NaN) decode to 0 or NaN as they are.
+THINWIRE_HD bool IsTransformed(float scale) { return scale > 0.0f; }
+
+// +-1/16 for each element: the random sign, and what makes the transform orthonormal. Bit e % 32 of
+// word e / 32 of Philox calls 0 and 1 under the seed; 1 is negative.
+THINWIRE_HD void TransformSigns(uint64_t seed, float* signs) {
+  for (uint32_t call = 0; call < 2; ++call) {
+    const Philox4 random = Philox({{call, 0, 0, 0}}, seed);
+    for (size_t i = 0; i < kTransform / 2; ++i) {
+      const bool negative = random.word[i / 32] >> (i % 32) & 1;
+      signs[call * kTransform / 2 + i] = negative ? -0.0625f : 0.0625f;
+    }
+  }
+}
+
+// The unscaled transform, in place: butterflies of stride 1, 2, 4, ..., 128, in this order, which
+// decides how sums of floats round.
+template <typename T>
+THINWIRE_HD void Butterflies(T* x) {
+  for (size_t stride = 1; stride < kTransform; stride *= 2) {
+    for (size_t i = 0; i < kTransform; ++i) {
+      if (i & stride) continue;
+      const T a = x[i], b = x[i + stride];
+      x[i] = a + b;
+      x[i + stride] = a - b;
+    }
+  }
+}
 
 }  // namespace thinwire
 

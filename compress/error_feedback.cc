@@ -84,25 +84,21 @@ float Merge(float same_hop, float other_hop, float factor) {
   return other_hop == 0.0f ? same_hop : same_hop + other_hop * factor;
 }
 
-// A bucket's array on the host: its own memory there, a copy of a device's.
-class Fetched {
- public:
-  absl::Status Read(const FloatMemory& memory, const float* from, const Fence* after,
-                    size_t count) {
-    if (!memory.on_device()) {
-      values_ = from;
-      return absl::OkStatus();
-    }
-    room_.resize(count);
-    values_ = room_.data();
-    return memory.Read(from, after, room_);
+// A bucket's arrays on the host, the residual first: its own memory there, copies of a device's in
+// `room`.
+absl::StatusOr<std::vector<const float*>> ArraysOnHost(const FloatMemory& where,
+                                                       const BucketMemory& memory, size_t numel,
+                                                       std::vector<std::vector<float>>* room) {
+  std::vector<const float*> arrays = {memory.residual.get()};
+  for (const auto& array : memory.arrays) arrays.push_back(array.get());
+  if (!where.on_device()) return arrays;
+  for (const float*& array : arrays) {
+    std::vector<float>& copy = room->emplace_back(numel);
+    if (absl::Status bad = where.Read(array, memory.fence.get(), copy); !bad.ok()) return bad;
+    array = copy.data();
   }
-  const float* at(size_t i) const { return values_ + i; }
-
- private:
-  const float* values_ = nullptr;
-  std::vector<float> room_;
-};
+  return arrays;
+}
 
 absl::Status UnknownParameter(std::string_view name) {
   return absl::InvalidArgumentError(absl::StrCat("no residual is kept for parameter '",
@@ -195,19 +191,13 @@ absl::Status ErrorFeedback::ReleaseHoldersOf(std::string_view bucket, const Buck
 // Parks what a bucket holds, but for the parameters in `dropped`.
 absl::Status ErrorFeedback::Unload(const Bucket& bucket, const NameSet& dropped) {
   const BucketLayout& layout = bucket.layout;
-  const BucketMemory& memory = bucket.memory;
   if (std::all_of(layout.segments.begin(), layout.segments.end(),
                   [&](const Segment& segment) { return dropped.contains(segment.name); })) {
     return absl::OkStatus();
   }
-  const size_t numel = CountOf(layout);
-  Fetched residual;
-  std::vector<Fetched> arrays(layout.arrays.size());
-  absl::Status bad = residual.Read(memory_, memory.residual.get(), memory.fence.get(), numel);
-  for (size_t i = 0; bad.ok() && i < arrays.size(); ++i) {
-    bad = arrays[i].Read(memory_, memory.array(i), memory.fence.get(), numel);
-  }
-  if (!bad.ok()) return bad;
+  std::vector<std::vector<float>> room;
+  const auto arrays = ArraysOnHost(memory_, bucket.memory, CountOf(layout), &room);
+  if (!arrays.ok()) return arrays.status();
   ForEachSegment(layout, [&](const Segment& segment, auto for_each_run) {
     if (dropped.contains(segment.name)) return;
     ParameterResidual& parameter = parked_[segment.name];
@@ -223,10 +213,10 @@ absl::Status ErrorFeedback::Unload(const Bucket& bucket, const NameSet& dropped)
     for_each_run([&](const Run& run) {
       float* const first = parameter.first.data() + run.offset;
       float* const second = parameter.second.data() + run.offset;
-      CopyFloats(residual.at(run.begin), run.count, run.owned ? second : first);
+      CopyFloats(arrays->front() + run.begin, run.count, run.owned ? second : first);
       Clear(run.owned ? first : second, run.count);
       for (size_t i = 0; i < others.size(); ++i) {
-        CopyFloats(arrays[i].at(run.begin), run.count, others[i] + run.offset);
+        CopyFloats((*arrays)[i + 1] + run.begin, run.count, others[i] + run.offset);
       }
     });
   });
@@ -361,19 +351,13 @@ absl::Status ErrorFeedback::Export(std::span<const StateArray> arrays) const {
   }
   for (const auto& [key, bucket] : buckets_) {
     const BucketLayout& layout = bucket.layout;
-    const BucketMemory& memory = bucket.memory;
     if (std::none_of(layout.segments.begin(), layout.segments.end(),
                      [&](const Segment& segment) { return places.contains(segment.name); })) {
       continue;
     }
-    const size_t numel = CountOf(layout);
-    Fetched residual;
-    std::vector<Fetched> others(layout.arrays.size());
-    absl::Status bad = residual.Read(memory_, memory.residual.get(), memory.fence.get(), numel);
-    for (size_t i = 0; bad.ok() && i < others.size(); ++i) {
-      bad = others[i].Read(memory_, memory.array(i), memory.fence.get(), numel);
-    }
-    if (!bad.ok()) return bad;
+    std::vector<std::vector<float>> room;
+    const auto kept = ArraysOnHost(memory_, bucket.memory, CountOf(layout), &room);
+    if (!kept.ok()) return kept.status();
     ForEachSegment(layout, [&](const Segment& segment, auto for_each_run) {
       const auto place = places.find(segment.name);
       // A bucket of a former model may hold elements of a parameter that has another size now.
@@ -381,7 +365,7 @@ absl::Status ErrorFeedback::Export(std::span<const StateArray> arrays) const {
       float* const first = place->second.first;
       float* const second = place->second.second;
       for_each_run([&](const Run& run) {
-        Put(residual.at(run.begin), run.count,
+        Put(kept->front() + run.begin, run.count,
             run.owned ? (second == nullptr ? nullptr : second + run.offset)
                       : (first == nullptr ? nullptr : first + run.offset));
         float* const zero = run.owned ? first : second;
@@ -389,7 +373,7 @@ absl::Status ErrorFeedback::Export(std::span<const StateArray> arrays) const {
         for (const StateArray* other : place->second.others) {
           const auto name = std::find(layout.arrays.begin(), layout.arrays.end(), other->array);
           if (name == layout.arrays.end()) continue;
-          CopyFloats(others[name - layout.arrays.begin()].at(run.begin), run.count,
+          CopyFloats((*kept)[name - layout.arrays.begin() + 1] + run.begin, run.count,
                      other->values.data() + run.offset);
         }
       });

@@ -14,12 +14,12 @@ std::vector<float> DecodeValues(const CodecSpec& spec, const uint8_t* wire, size
   std::vector<float> values(numel);
   const CodecOperations& codec = InfoOf(spec.id).scalar;
   if (spec.traits().entries()) {
-    codec.entries.decode(spec, wire, {values.data(), numel});
+    codec.decode_entries(spec, wire, {values.data(), numel});
   } else {
     const Shard shard(spec, numel);
     Walk walk;
-    if (codec.dense.begin != nullptr) codec.dense.begin(shard, wire, &walk);
-    codec.dense.decode({shard, 0, numel, &walk}, wire, values.data());
+    if (codec.begin != nullptr) codec.begin(shard, wire, &walk);
+    codec.decode({shard, 0, numel, &walk}, wire, values.data());
   }
   return values;
 }
@@ -50,26 +50,20 @@ class ScalarBackendImpl final : public Backend {
 
   void DecodeAdd(const CodecSpec& spec, const uint8_t* wire, std::span<float> sum) const override {
     if (spec.traits().entries()) {
-      return InfoOf(spec.id).scalar.entries.add(spec, wire, 1.0f, sum);
+      return InfoOf(spec.id).scalar.add_entries(spec, wire, 1.0f, sum);
     }
     const Shard shard(spec, sum.size());
-    const DenseOperations& codec = InfoOf(spec.id).scalar.dense;
+    const CodecOperations& codec = InfoOf(spec.id).scalar;
     Walk walk;
     if (codec.begin != nullptr) codec.begin(shard, wire, &walk);
     codec.decode_add({shard, 0, sum.size(), &walk}, wire, sum.data());
-  }
-
-  void EncodeEntries(const CodecSpec& spec, const EntryArgs& args) const override {
-    if (args.gradient.numel == 0) return;
-    std::memset(args.wire, 0, EncodedBytes(spec, args.gradient.numel));
-    InfoOf(spec.id).scalar.entries.encode(spec, args);
   }
 
   void SumEntries(const CodecSpec& spec, std::span<const uint8_t* const> wires, float factor,
                   std::span<float> sum) const override {
     std::fill(sum.begin(), sum.end(), 0.0f);
     for (const uint8_t* wire : wires) {
-      InfoOf(spec.id).scalar.entries.add(spec, wire, factor, sum);
+      InfoOf(spec.id).scalar.add_entries(spec, wire, factor, sum);
     }
   }
 
@@ -112,16 +106,14 @@ class ScalarBackendImpl final : public Backend {
   }
 
  private:
-  void EncodeOne(const CodecSpec& spec, const EncodeArgs& args) const {
-    if (spec.traits().entries()) {
-      return EncodeEntries(spec, {args.gradient, args.residual, args.wire});
-    }
+  static void EncodeOne(const CodecSpec& spec, const EncodeArgs& args) {
     const size_t numel = args.gradient.numel;
     if (numel == 0) return;
+    const CodecOperations& codec = InfoOf(spec.id).scalar;
+    std::memset(args.wire, 0, EncodedBytes(spec, numel));
+    if (spec.traits().entries()) return codec.encode_entries(spec, args);
     const Shard shard(spec, numel, args.draws);
-    std::memset(args.wire, 0, shard.layout.bytes);
     const std::vector<float> values = InputOf(args);
-    const DenseOperations& codec = InfoOf(spec.id).scalar.dense;
     Walk walk;
     const Piece piece(shard, 0, numel, &walk);
     if (codec.heads != nullptr) {

@@ -15,10 +15,10 @@
 #include "compress/element_math.h"
 
 // All are compiled per target, each behind an include guard of its own.
+#include "compress/simd_options-inl.h"
 #include "compress/simd_pack-inl.h"
 #include "compress/simd_quantise-inl.h"
 #include "compress/simd_reduce-inl.h"
-#include "compress/simd_rounding-inl.h"
 #include "compress/simd_topk-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -81,25 +81,25 @@ void DecodeAddBlocksT(const Blocks& blocks, const uint8_t* scales, const uint8_t
 }
 
 template <template <int> class Sum, bool kFeedback>
-void ReduceBlocksOf(const RankBlocks& blocks, const Reduction& args) {
-  if (blocks.up == 1 && blocks.down == 4) return ReduceLoop<Sum, 1, 4, kFeedback>(blocks, args);
-  switch (blocks.up) {
+void ReduceBlocksOf(const Blocks& blocks, int down_bits, const Reduction& args) {
+  if (blocks.bits == 1 && down_bits == 4) return ReduceLoop<Sum, 1, 4, kFeedback>(blocks, args);
+  switch (blocks.bits) {
     case 8: return ReduceLoop<Sum, 8, 8, kFeedback>(blocks, args);
     case 4: return ReduceLoop<Sum, 4, 4, kFeedback>(blocks, args);
     default: return ReduceLoop<Sum, 1, 1, kFeedback>(blocks, args);
   }
 }
 
-void ReduceBlocksT(const RankBlocks& blocks, const Reduction& args) {
+void ReduceBlocksT(const Blocks& blocks, int down_bits, const Reduction& args) {
   // A reducer without a shard of its own has two wires and takes the loop for many.
   const bool own_and_peer =
       args.wires.size() == 2 && (args.wires[0] == nullptr || args.wires[1] == nullptr);
   if (own_and_peer) {
-    args.r != nullptr ? ReduceBlocksOf<SumOfTwo, true>(blocks, args)
-                      : ReduceBlocksOf<SumOfTwo, false>(blocks, args);
+    args.r != nullptr ? ReduceBlocksOf<SumOfTwo, true>(blocks, down_bits, args)
+                      : ReduceBlocksOf<SumOfTwo, false>(blocks, down_bits, args);
   } else {
-    args.r != nullptr ? ReduceBlocksOf<SumOfMany, true>(blocks, args)
-                      : ReduceBlocksOf<SumOfMany, false>(blocks, args);
+    args.r != nullptr ? ReduceBlocksOf<SumOfMany, true>(blocks, down_bits, args)
+                      : ReduceBlocksOf<SumOfMany, false>(blocks, down_bits, args);
   }
 }
 
@@ -379,8 +379,8 @@ void DecodeAddBlocks(const Blocks& blocks, const uint8_t* scales, const uint8_t*
                      float* sum) {
   HWY_DYNAMIC_DISPATCH(DecodeAddBlocksT)(blocks, scales, codes, sum);
 }
-void ReduceBlocks(const RankBlocks& blocks, const Reduction& args) {
-  HWY_DYNAMIC_DISPATCH(ReduceBlocksT)(blocks, args);
+void ReduceBlocks(const Blocks& blocks, int down_bits, const Reduction& args) {
+  HWY_DYNAMIC_DISPATCH(ReduceBlocksT)(blocks, down_bits, args);
 }
 size_t ReduceBf16(const Reduction& args, size_t n) {
   return HWY_DYNAMIC_DISPATCH(ReduceBf16T)(args, n);

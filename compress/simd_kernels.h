@@ -10,8 +10,7 @@
 #include <cstring>
 #include <span>
 
-#include "compress/codec_traits.h"
-#include "compress/philox.h"
+#include "compress/element_math.h"
 #include "compress/types.h"
 
 namespace thinwire::simd {
@@ -26,12 +25,7 @@ struct Blocks {
   const float* signs = nullptr;  // TransformSigns of 4 bits in blocks of 256; null: no transform
 };
 
-// Blocks of all ranks, of one size, rounded to the nearest, not transformed.
-struct RankBlocks {
-  int up, down;  // bits; see HasReduceLoop
-  size_t block;
-  size_t count;
-};
+// True if ReduceBlocks has a loop from codes of `up` bits to codes of `down` bits.
 constexpr bool HasReduceLoop(int up, int down) { return up == down || (up == 1 && down == 4); }
 
 // An owner's part of a shard: x = scale * (sum over ranks in rank order) + r is encoded, its loss
@@ -52,7 +46,8 @@ void EncodeBlocks(const Blocks& blocks, const float* g, float* r, uint8_t* scale
 void DecodeBlocks(const Blocks& blocks, const uint8_t* scales, const uint8_t* codes, float* out);
 void DecodeAddBlocks(const Blocks& blocks, const uint8_t* scales, const uint8_t* codes, float* sum);
 
-void ReduceBlocks(const RankBlocks& blocks, const Reduction& args);
+// `blocks`: each rank's, and those of the mean but for their bits. To the nearest, not transformed.
+void ReduceBlocks(const Blocks& blocks, int down_bits, const Reduction& args);
 // bf16, and fp32 that is not encoded again. They do whole vectors, and return the elements done.
 size_t ReduceBf16(const Reduction& args, size_t n);
 size_t ReduceFp32(const Reduction& args, size_t n);

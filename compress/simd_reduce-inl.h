@@ -51,7 +51,7 @@ HWY_INLINE void SumRanks(std::span<const uint8_t* const> wires, Own own, Loader 
 template <int kUp>
 class SumOfMany {
  public:
-  HWY_INLINE SumOfMany(const RankBlocks& blocks, const Reduction& args, size_t b)
+  HWY_INLINE SumOfMany(const Blocks& blocks, const Reduction& args, size_t b)
       : wires_(args.wires),
         own_(args.own + blocks.block * b),
         scale_at_(args.scales_at + 2 * b),
@@ -81,7 +81,7 @@ class SumOfMany {
 template <int kUp>
 class SumOfTwo {
  public:
-  HWY_INLINE SumOfTwo(const RankBlocks& blocks, const Reduction& args, size_t b)
+  HWY_INLINE SumOfTwo(const Blocks& blocks, const Reduction& args, size_t b)
       : own_(args.own + blocks.block * b),
         codes_(Peer(args) + args.codes_at + blocks.block * kUp / 8 * b),
         unpack_(LoadScale(Peer(args) + args.scales_at + 2 * b)) {}
@@ -122,7 +122,7 @@ HWY_NOINLINE void ReduceSpecial(const float* buffer, size_t vectors, uint32_t ma
 
 // x goes through a buffer in the first-level cache: its maximum must be known before it is coded.
 template <template <int> class Sum, int kUp, int kDown, bool kFeedback>
-HWY_INLINE void ReduceLoop(const RankBlocks& blocks, const Reduction& args) {
+HWY_INLINE void ReduceLoop(const Blocks& blocks, const Reduction& args) {
   const size_t block = blocks.block, vectors = block / kLanes;
   const V mean = hn::Set(F(), args.scale);
   alignas(64) float buffer[4096];

@@ -6,7 +6,7 @@
 
 #include "compress/codec_info.h"
 #include "compress/codecs/topk.h"
-#include "compress/hadamard.h"
+#include "compress/element_math.h"
 #include "kernels/reduce_parts.h"
 
 namespace thinwire {
@@ -70,9 +70,7 @@ void AddJob(Jobs* jobs, Job job) {
 
 void DeviceBackend::EncodeAll(const CodecSpec& spec, std::span<const EncodeArgs> shards) const {
   if (spec.traits().entries()) {
-    for (const EncodeArgs& shard : shards) {
-      EncodeEntries(spec, {shard.gradient, shard.residual, shard.wire});
-    }
+    for (const EncodeArgs& shard : shards) EncodeEntries(spec, shard);
     return;
   }
   while (!shards.empty()) {
@@ -100,7 +98,7 @@ void DeviceBackend::EncodeAll(const CodecSpec& spec, std::span<const EncodeArgs>
   }
 }
 
-void DeviceBackend::EncodeEntries(const CodecSpec& spec, const EntryArgs& args) const {
+void DeviceBackend::EncodeEntries(const CodecSpec& spec, const EncodeArgs& args) const {
   const TensorView& gradient = args.gradient;
   if (gradient.numel == 0) return;
   kernels::EncodeEntriesLaunch launch = {

@@ -22,7 +22,6 @@ class DeviceBackend final : public Backend {
   void EncodeAll(const CodecSpec& spec, std::span<const EncodeArgs> shards) const override;
   void DecodeAll(const CodecSpec& spec, std::span<const DecodeArgs> shards) const override;
   void DecodeAdd(const CodecSpec& spec, const uint8_t* wire, std::span<float> sum) const override;
-  void EncodeEntries(const CodecSpec& spec, const EntryArgs& args) const override;
   void SumEntries(const CodecSpec& spec, std::span<const uint8_t* const> wires, float factor,
                   std::span<float> sum) const override;
   absl::Status CheckShard(const CodecSpec&, const uint8_t*, size_t) const override {
@@ -43,6 +42,7 @@ class DeviceBackend final : public Backend {
  private:
   void UseEntries(kernels::EntryUse use, const CodecSpec& spec,
                   std::span<const uint8_t* const> wires, float factor, TensorView out) const;
+  void EncodeEntries(const CodecSpec& spec, const EncodeArgs& args) const;
   void Launch(const CodecSpec& spec, std::span<const DecodeArgs> shards, bool add) const;
   void ReduceInGroups(const ReduceArgs& args) const;
   void Launch(const ReduceArgs& args) const;

@@ -57,7 +57,7 @@ struct EncodeEntriesLaunch {
   DType dtype;  // of the gradient
   Elements gradient;
   Elements residual;  // of floats; data null: none
-  Elements velocity;  // likewise; EntryArgs says what it is for
+  Elements velocity;  // likewise; EncodeArgs says what it is for
   float momentum;
   bool nesterov, masking;
   Wire wire;

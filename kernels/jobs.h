@@ -6,7 +6,6 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "compress/codec_traits.h"
 #include "compress/types.h"
 #include "kernels/tuning.h"
 

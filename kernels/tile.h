@@ -11,8 +11,8 @@
 
 #include <cstddef>
 
-#include "compress/codec_traits.h"
 #include "compress/element_math.h"
+#include "compress/types.h"
 #include "kernels/tuning.h"
 
 // Stands before a loop whose body is long.

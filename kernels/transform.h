@@ -1,11 +1,11 @@
-// The Hadamard transform of compress/hadamard.h, by a warp: a block of 256 is two quads of each of
-// its lanes.
+// The Hadamard transform of compress/element_math.h, by a warp: a block of 256 is two quads of each
+// of its lanes.
 #ifndef THINWIRE_KERNELS_TRANSFORM_H_
 #define THINWIRE_KERNELS_TRANSFORM_H_
 
 #include <cmath>
 
-#include "compress/hadamard.h"
+#include "compress/element_math.h"
 #include "kernels/jobs.h"
 #include "kernels/tile.h"
 

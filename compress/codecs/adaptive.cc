@@ -69,7 +69,7 @@ bool IsHead(uint16_t head) {
 size_t CodesBytes(const Shard& shard, const uint8_t* wire) {
   static const bool available = SimdAvailable();  // as in CpuBackend()
   Walk walk;
-  (available ? Adaptive::kSimd : Adaptive::kReference).dense.begin(shard, wire, &walk);
+  (available ? Adaptive::kSimd : Adaptive::kReference).begin(shard, wire, &walk);
   size_t planes = 0;
   for (size_t b = 0; b < shard.layout.blocks; ++b) {
     planes += AdaptiveWidth(Get<uint16_t>(wire, b), walk.threshold - (b < walk.raised ? 1 : 0),

@@ -8,10 +8,9 @@
 #include <cmath>
 #include <cstddef>
 
-#include "compress/codec_traits.h"
 #include "compress/codecs/onebit.h"
 #include "compress/element_math.h"
-#include "compress/hadamard.h"
+#include "compress/types.h"
 
 namespace thinwire {
 

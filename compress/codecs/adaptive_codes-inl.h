@@ -11,7 +11,7 @@
 
 #include "compress/codecs/adaptive.h"
 #include "compress/codecs/adaptive_tables.h"
-#include "compress/hadamard.h"
+#include "compress/element_math.h"
 #include "compress/simd_pack-inl.h"
 
 HWY_BEFORE_NAMESPACE();

@@ -217,11 +217,10 @@ void DecodeAdd(const Piece& piece, const uint8_t* wire, float* sum) {
 
 }  // namespace
 
-constinit const CodecOperations Adaptive::kReference = {.dense = {.encode = Encode,
-                                                                  .decode = Decode,
-                                                                  .decode_add = DecodeAdd,
-                                                                  .heads = EncodeHeads,
-                                                                  .begin = Begin},
-                                                        .entries = {}};
+constinit const CodecOperations Adaptive::kReference = {.encode = Encode,
+                                                        .decode = Decode,
+                                                        .decode_add = DecodeAdd,
+                                                        .heads = EncodeHeads,
+                                                        .begin = Begin};
 
 }  // namespace thinwire::codecs

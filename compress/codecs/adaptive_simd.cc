@@ -441,14 +441,12 @@ void DecodeAdd(const Piece& piece, const uint8_t* wire, float* sum) {
 
 namespace thinwire::codecs {
 
-constinit const CodecOperations Adaptive::kSimd = {
-    .dense = {.encode = simd::Encode,
-              .decode = simd::Decode,
-              .decode_add = simd::DecodeAdd,
-              .heads = simd::Heads,
-              .begin = simd::Begin,
-              .encode_and_decode = simd::EncodeAndDecode},
-    .entries = {}};
+constinit const CodecOperations Adaptive::kSimd = {.encode = simd::Encode,
+                                                   .decode = simd::Decode,
+                                                   .decode_add = simd::DecodeAdd,
+                                                   .heads = simd::Heads,
+                                                   .begin = simd::Begin,
+                                                   .encode_and_decode = simd::EncodeAndDecode};
 
 }  // namespace thinwire::codecs
 #endif  // HWY_ONCE

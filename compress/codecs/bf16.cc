@@ -37,9 +37,7 @@ const CodecInfo& Bf16::Info() {
       .help = "Each element rounded to bfloat16: half the bytes, close to no loss.",
       .parameters = {},
       .scalar = ReferenceOf<Bf16>(),
-      .simd = {
-          .dense = {.encode = Encode, .decode = Decode, .decode_add = DecodeAdd, .reduce = Reduce},
-          .entries = {}}};
+      .simd = {.encode = Encode, .decode = Decode, .decode_add = DecodeAdd, .reduce = Reduce}};
   return info;
 }
 

@@ -41,9 +41,7 @@ const CodecInfo& Fp32::Info() {
       .help = "The elements themselves: the baseline, and the choice for small tensors.",
       .parameters = {},
       .scalar = ReferenceOf<Fp32>(),
-      .simd = {
-          .dense = {.encode = Encode, .decode = Decode, .decode_add = DecodeAdd, .reduce = Reduce},
-          .entries = {}}};
+      .simd = {.encode = Encode, .decode = Decode, .decode_add = DecodeAdd, .reduce = Reduce}};
   return info;
 }
 

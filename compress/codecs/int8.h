@@ -2,8 +2,8 @@
 #ifndef THINWIRE_COMPRESS_CODECS_INT8_H_
 #define THINWIRE_COMPRESS_CODECS_INT8_H_
 
-#include "compress/codec_traits.h"
 #include "compress/element_math.h"
+#include "compress/types.h"
 
 namespace thinwire {
 struct CodecInfo;

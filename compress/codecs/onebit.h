@@ -7,8 +7,8 @@
 
 #include <cstddef>
 
-#include "compress/codec_traits.h"
 #include "compress/element_math.h"
+#include "compress/types.h"
 
 namespace thinwire {
 

@@ -205,10 +205,8 @@ template <typename Codec>
 constexpr CodecOperations ReferenceOf() {
   using Reference = std::conditional_t<Codec::kTraits.kind == CodecKind::kBlocks,
                                        ReferenceBlocks<Codec>, ReferenceElements<Codec>>;
-  return {.dense = {.encode = Reference::Encode,
-                    .decode = Reference::Decode,
-                    .decode_add = Reference::DecodeAdd},
-          .entries = {}};
+  return {
+      .encode = Reference::Encode, .decode = Reference::Decode, .decode_add = Reference::DecodeAdd};
 }
 
 }  // namespace codecs

@@ -119,12 +119,10 @@ const CodecInfo& Ternary::Info() {
       .traits = kTraits,
       .help = "0 or plus or minus a threshold, as MXNet's 2bit: two bits an element.",
       .parameters = kParameters,
-      .scalar = {.dense = {.encode = EncodeReference,
-                           .decode = DecodeReference,
-                           .decode_add = DecodeAddReference},
-                 .entries = {}},
-      .simd = {.dense = {.encode = Encode, .decode = Decode, .decode_add = DecodeAdd},
-               .entries = {}},
+      .scalar = {.encode = EncodeReference,
+                 .decode = DecodeReference,
+                 .decode_add = DecodeAddReference},
+      .simd = {.encode = Encode, .decode = Decode, .decode_add = DecodeAdd},
       .default_down = DefaultDown};
   return info;
 }

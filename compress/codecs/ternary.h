@@ -5,7 +5,7 @@
 #ifndef THINWIRE_COMPRESS_CODECS_TERNARY_H_
 #define THINWIRE_COMPRESS_CODECS_TERNARY_H_
 
-#include "compress/codec_traits.h"
+#include "compress/types.h"
 
 namespace thinwire {
 struct CodecInfo;

@@ -125,8 +125,8 @@ void ForEachEntry(const CodecSpec& spec, const uint8_t* wire, size_t numel, Visi
 
 // The reference: it sorts everything and takes the first k.
 
-void EncodeReference(const CodecSpec& spec, const EntryArgs& args) {
-  const auto& [gradient, residual, wire, threshold, momentum] = args;
+void EncodeReference(const CodecSpec& spec, const EncodeArgs& args) {
+  const auto& [gradient, residual, wire, draws, threshold, momentum] = args;
   const size_t numel = gradient.numel;
   std::vector<float> x(numel), u(numel);
   for (size_t i = 0; i < numel; ++i) {
@@ -206,11 +206,10 @@ const CodecInfo& TopK::Info() {
       .traits = kTraits,
       .help = "The elements of largest magnitude, to every rank: for very slow links.",
       .parameters = kParameters,
-      .scalar = {.dense = {},
-                 .entries = {.encode = EncodeReference,
-                             .decode = DecodeReference,
-                             .add = AddReference}},
-      .simd = {.dense = {}, .entries = {.encode = TopK::Encode, .decode = Decode, .add = Add}},
+      .scalar = {.encode_entries = EncodeReference,
+                 .decode_entries = DecodeReference,
+                 .add_entries = AddReference},
+      .simd = {.encode_entries = TopK::Encode, .decode_entries = Decode, .add_entries = Add},
       .check_wire = CheckWire,
       .at_step = AtStep,
       .momentum = Momentum};

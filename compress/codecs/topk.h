@@ -6,14 +6,14 @@
 
 #include <cstddef>
 
-#include "compress/codec_traits.h"
 #include "compress/element_math.h"
+#include "compress/types.h"
 
 namespace thinwire {
 
 struct CodecInfo;
 struct CodecSpec;
-struct EntryArgs;
+struct EncodeArgs;
 
 // An entry's index counts within its sub-block, so that 16 bits hold it.
 inline constexpr size_t kSubBlock = 65536;
@@ -53,8 +53,9 @@ struct TopK {
   static const CodecInfo& Info();
 
   // On the CPU: the exact k largest in one pass over the data while last step's threshold holds. It
-  // is Backend::EncodeEntries of at least one element, and writes all of the wire but its padding.
-  static void Encode(const CodecSpec& spec, const EntryArgs& args);
+  // is Backend::EncodeAll of a shard of at least one element, and writes all of the wire but its
+  // padding.
+  static void Encode(const CodecSpec& spec, const EncodeArgs& args);
 };
 
 }  // namespace codecs

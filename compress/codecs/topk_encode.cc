@@ -140,7 +140,7 @@ constexpr float kBorderGuess = 65.0f / 64;
 
 class Encoder {
  public:
-  Encoder(const CodecSpec& spec, const EntryArgs& args, std::span<uint32_t> words)
+  Encoder(const CodecSpec& spec, const EncodeArgs& args, std::span<uint32_t> words)
       : gradient_(args.gradient),
         residual_(args.residual),
         threshold_(args.threshold),
@@ -279,7 +279,7 @@ constexpr size_t kKeptWords = size_t{1} << 24;
 
 }  // namespace
 
-void TopK::Encode(const CodecSpec& spec, const EntryArgs& args) {
+void TopK::Encode(const CodecSpec& spec, const EncodeArgs& args) {
   const size_t numel = args.gradient.numel;
   const size_t words = Candidates::ScratchWords(EntryCount(spec.density_ppm, numel), numel);
   thread_local std::vector<uint32_t> kept;

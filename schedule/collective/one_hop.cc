@@ -83,12 +83,12 @@ class EntriesRun final : public ChunkRun {
 
   void Encode() {
     operands_.Load();
-    bench_.backend.EncodeEntries(job_.codec.up,
-                                 {.gradient = operands_.input(),
-                                  .residual = operands_.residual(),
-                                  .wire = wires_[me_].data(),
-                                  .threshold = job_.carried,
-                                  .momentum = job_.momentum.From(job_.chunk->elements.begin)});
+    bench_.backend.Encode(job_.codec.up,
+                          {.gradient = operands_.input(),
+                           .residual = operands_.residual(),
+                           .wire = wires_[me_].data(),
+                           .threshold = job_.carried,
+                           .momentum = job_.momentum.From(job_.chunk->elements.begin)});
     Exchange(Stage::kEncode, Stage::kGather, ToAll(wires_[me_]), wires_);
   }
 

@@ -16,7 +16,7 @@
 #include <optional>
 #include <vector>
 
-#include "compress/codec_traits.h"
+#include "compress/types.h"
 #include "schedule/collective/algorithm.h"
 
 namespace thinwire {

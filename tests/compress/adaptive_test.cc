@@ -40,7 +40,7 @@ std::vector<float> Decode(const CodecSpec& spec, const std::vector<uint8_t>& wir
 std::vector<int> WidthsOf(const CodecSpec& spec, const std::vector<uint8_t>& wire, size_t numel,
                           Walk* walk) {
   const Shard shard(spec, numel);
-  InfoOf(spec.id).simd.dense.begin(shard, wire.data(), walk);
+  InfoOf(spec.id).simd.begin(shard, wire.data(), walk);
   std::vector<int> widths;
   for (size_t b = 0; b < shard.layout.blocks; ++b) {
     widths.push_back(AdaptiveWidth(Get<uint16_t>(wire.data(), b),

@@ -47,14 +47,14 @@ TEST_P(CodecInfoTest, IsTheTypesOwn) {
 TEST_P(CodecInfoTest, HasTheOperationsOfItsKindOnBothBackends) {
   for (const CodecOperations& codec : {info_.scalar, info_.simd}) {
     const bool entries = traits_.entries();
-    EXPECT_EQ(codec.dense.encode != nullptr, !entries);
-    EXPECT_EQ(codec.dense.decode != nullptr, !entries);
-    EXPECT_EQ(codec.dense.decode_add != nullptr, !entries);
-    EXPECT_EQ(codec.dense.heads != nullptr, traits_.widths());
-    EXPECT_EQ(codec.dense.begin != nullptr, traits_.widths());
-    EXPECT_EQ(codec.entries.encode != nullptr, entries);
-    EXPECT_EQ(codec.entries.decode != nullptr, entries);
-    EXPECT_EQ(codec.entries.add != nullptr, entries);
+    EXPECT_EQ(codec.encode != nullptr, !entries);
+    EXPECT_EQ(codec.decode != nullptr, !entries);
+    EXPECT_EQ(codec.decode_add != nullptr, !entries);
+    EXPECT_EQ(codec.heads != nullptr, traits_.widths());
+    EXPECT_EQ(codec.begin != nullptr, traits_.widths());
+    EXPECT_EQ(codec.encode_entries != nullptr, entries);
+    EXPECT_EQ(codec.decode_entries != nullptr, entries);
+    EXPECT_EQ(codec.add_entries != nullptr, entries);
   }
 }
 
@@ -135,8 +135,8 @@ TEST(CodecInfo, TheReferenceHasNoFusedLoops) {
   // ternary's sums are mostly a server's, which adds one worker's push after the other.
   const std::set<std::string_view> unfused = {"topk", "adaptive", "ternary"};
   for (const CodecTraits& traits : kCodecs) {
-    EXPECT_EQ(InfoOf(traits.id).scalar.dense.reduce, nullptr) << traits.name;
-    EXPECT_EQ(InfoOf(traits.id).simd.dense.reduce == nullptr, unfused.contains(traits.name))
+    EXPECT_EQ(InfoOf(traits.id).scalar.reduce, nullptr) << traits.name;
+    EXPECT_EQ(InfoOf(traits.id).simd.reduce == nullptr, unfused.contains(traits.name))
         << traits.name;
   }
 }

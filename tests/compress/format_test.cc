@@ -218,8 +218,8 @@ TEST(CodecList, EveryCodecHasItsSectionGoldenFileSimdLoopAndBenchmark) {
     EXPECT_EQ(CodecSpec::Parse(name)->id, codec.id);
     // A reference in place of SIMD loops is right for a draft, and too slow for a list of codecs.
     const CodecInfo& info = InfoOf(codec.id);
-    const bool own = codec.entries() ? info.simd.entries.encode != info.scalar.entries.encode
-                                     : info.simd.dense.encode != info.scalar.dense.encode;
+    const bool own = codec.entries() ? info.simd.encode_entries != info.scalar.encode_entries
+                                     : info.simd.encode != info.scalar.encode;
     EXPECT_TRUE(own) << "no SIMD loop for " << name;
     for (const char* extension : {".h", ".cc"}) {
       EXPECT_TRUE(std::filesystem::exists(kSource / "compress/codecs" / (name + extension)))

@@ -158,10 +158,10 @@ TEST_P(NanTest, TopKSendsThem) {
   std::vector<float> residual = Residuals(kNumel, 4), velocity = Residuals(kNumel, 5);
   const std::vector<float> residual_before = residual, velocity_before = velocity;
   std::vector<uint8_t> fed(EncodedBytes(spec, kNumel));
-  backend_->EncodeEntries(spec, {.gradient = View(nans_),
-                                 .residual = residual.data(),
-                                 .wire = fed.data(),
-                                 .momentum = {.beta = 0.9f, .velocity = velocity.data()}});
+  backend_->Encode(spec, {.gradient = View(nans_),
+                          .residual = residual.data(),
+                          .wire = fed.data(),
+                          .momentum = {.beta = 0.9f, .velocity = velocity.data()}});
   for (const auto& wire : {Encode(*backend_, spec, View(nans_)), fed}) {
     std::vector<float> out(kNumel);
     std::vector<uint16_t> f16(kNumel);

@@ -8,7 +8,7 @@
 #include <cstring>
 
 #include "compress/backend.h"
-#include "compress/hadamard.h"
+#include "compress/element_math.h"
 #include "tests/compress/values.h"
 
 namespace thinwire {

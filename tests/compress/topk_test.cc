@@ -29,7 +29,7 @@ struct Result {
 Result Encode(const Backend& backend, const CodecSpec& spec, std::vector<float> g, Result state,
               float* threshold) {
   state.wire.assign(EncodedBytes(spec, g.size()), 0xAA);
-  backend.EncodeEntries(
+  backend.Encode(
       spec, {.gradient = {g.data(), g.size()},
              .residual = state.residual.empty() ? nullptr : state.residual.data(),
              .wire = state.wire.data(),

@@ -87,13 +87,13 @@ TEST_F(CudaGraph, TopKReplays) {
   OnDevice threshold(*device_, *stream_, 4, 0, &none);
   OnDevice w(*device_, *stream_, bytes), out(*device_, *stream_, numel * 4);
 
-  const EntryArgs args{.gradient = {g.data(), numel},
-                       .residual = r.floats(),
-                       .wire = w.data(),
-                       .threshold = threshold.floats()};
+  const EncodeArgs args{.gradient = {g.data(), numel},
+                        .residual = r.floats(),
+                        .wire = w.data(),
+                        .threshold = threshold.floats()};
   const uint8_t* const wires[] = {w.data()};
   Capture([&] {
-    codecs.EncodeEntries(spec, args);
+    codecs.Encode(spec, args);
     codecs.SumEntries(spec, wires, 0.5f, {out.floats(), numel});
   });
   for (int step = 0; step < 4; ++step) {

@@ -54,18 +54,17 @@ float EntryKernelTest::CheckEncode(const EntryEncoding& c, const std::vector<flo
   OnDevice r = Put(BytesOf(residual), c.skew * sizeof(float));
   OnDevice u = Put(BytesOf(velocity)), t = Put(threshold);
   OnDevice wire = Put(std::vector<uint8_t>(bytes, 0xAA));  // padding must be written, too
-  backend().EncodeEntries(c.spec,
-                          {.gradient = {g.data(), numel, c.dtype},
-                           .residual = c.feedback ? r.floats() : nullptr,
-                           .wire = wire.data(),
-                           .threshold = t.floats(),
-                           .momentum = {0.9f, c.nesterov, c.momentum ? u.floats() : nullptr}});
+  backend().Encode(c.spec, {.gradient = {g.data(), numel, c.dtype},
+                            .residual = c.feedback ? r.floats() : nullptr,
+                            .wire = wire.data(),
+                            .threshold = t.floats(),
+                            .momentum = {0.9f, c.nesterov, c.momentum ? u.floats() : nullptr}});
   std::vector<uint8_t> expected(bytes);
-  ScalarBackend().EncodeEntries(
-      c.spec, {.gradient = {gradient.data(), numel, c.dtype},
-               .residual = c.feedback ? residual.data() : nullptr,
-               .wire = expected.data(),
-               .momentum = {0.9f, c.nesterov, c.momentum ? velocity.data() : nullptr}});
+  ScalarBackend().Encode(c.spec,
+                         {.gradient = {gradient.data(), numel, c.dtype},
+                          .residual = c.feedback ? residual.data() : nullptr,
+                          .wire = expected.data(),
+                          .momentum = {0.9f, c.nesterov, c.momentum ? velocity.data() : nullptr}});
   EXPECT_EQ(wire.Read(), expected);
   EXPECT_EQ(r.Read(), BytesOf(residual)) << "residuals";
   EXPECT_EQ(u.Read(), BytesOf(velocity)) << "momentum";

@@ -172,10 +172,10 @@ class ReferenceAllReduce {
       shards[r].resize(EncodedBytes(spec, numel));
       Momentum momentum = options_.momentum;
       if (momentum.beta != 0.0f) momentum.velocity = velocities_[r].data() + begin;
-      ScalarBackend().EncodeEntries(spec, {.gradient = {gradients[r].data() + begin, numel},
-                                           .residual = residuals_[r].data() + begin,
-                                           .wire = shards[r].data(),
-                                           .momentum = momentum});
+      ScalarBackend().Encode(spec, {.gradient = {gradients[r].data() + begin, numel},
+                                    .residual = residuals_[r].data() + begin,
+                                    .wire = shards[r].data(),
+                                    .momentum = momentum});
       wires.push_back(shards[r].data());
     }
     ScalarBackend().SumEntries(spec, wires, scale, {result.data() + begin, numel});
