@@ -34,7 +34,7 @@
 
 namespace thinwire {
 
-// What all waits go by.
+// All waits go by these.
 using Clock = std::chrono::steady_clock;
 using Deadline = Clock::time_point;
 

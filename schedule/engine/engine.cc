@@ -71,7 +71,7 @@ absl::Status CheckSubmission(const Submission& submission, const Bucket& bucket,
                              const Membership& members, const Device* device) {
   const TensorView &in = submission.input, &out = submission.output;
   const Report& described = bucket.report();
-  const size_t expected = OutputNumel(bucket.collective(), in.numel, members.size);
+  const size_t expected = bucket.output_numel();
   const auto bad = [&](auto... parts) {
     return absl::InvalidArgumentError(
         absl::StrCat("rank ", members.rank, ", tensor '", bucket.key(), "': ", parts...));

@@ -88,6 +88,7 @@ Bucket::Bucket(const BucketRequest& request, const Membership& members, Matching
                const Options& options)
     : key_(request.key),
       collective_(request.collective),
+      output_numel_(OutputNumel(collective_, request.numel, members.size)),
       segments_(SegmentsOf(request)),
       whole_(request.segments.empty()),
       shape_(request.shape),
@@ -166,7 +167,7 @@ void Bucket::Rehearse(const Options& options, const Membership& members, const D
     ChunkJob job = JobOf(number, 0, kept, options);  // of the first step, when a warm-up sends most
     job.input = {somewhere, report_.numel, static_cast<DType>(report_.dtype)};
     job.output = job.input;
-    job.output.numel = OutputNumel(collective_, report_.numel, members.size);
+    job.output.numel = output_numel_;
     chunk_memory_ = ChunkMemory::Most(chunk_memory_, MemoryOf(job, members, device));
     if (!may_be_absent) continue;
     job.absent = all;

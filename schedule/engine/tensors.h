@@ -68,6 +68,7 @@ class Bucket {
   // The most that any of its chunks takes, in any step, with any parameters absent.
   const ChunkMemory& chunk_memory() const { return chunk_memory_; }
   Collective collective() const { return collective_; }
+  size_t output_numel() const { return output_numel_; }
   Route route() const { return route_; }
   size_t segments() const { return segments_.size(); }
   const std::string& shape() const { return shape_; }  // empty: it is not compared
@@ -81,6 +82,7 @@ class Bucket {
  private:
   const std::string key_;
   const Collective collective_;
+  const size_t output_numel_;
   const std::vector<Segment> segments_;  // as requested; one of the whole key if none were
   const bool whole_;                     // no segments were given
   const std::string shape_;

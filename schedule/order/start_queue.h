@@ -39,7 +39,7 @@ struct OwnTensor {
 // time: entries in a map of each rank would be fetched from memory every time. Not thread-safe.
 class TensorBook {
  public:
-  // Of `ranks` ranks, the first of which is `first`.
+  // It is of `ranks` ranks, the first of which is `first`.
   TensorBook(int first, int ranks) : first_(first), ranks_(ranks) {}
 
   // Null if the rank has none.
