@@ -33,6 +33,12 @@ constexpr bool Reduces(Collective collective) {
   return collective == Collective::kAllReduce || collective == Collective::kReduceScatter;
 }
 
+// The output's elements of a collective whose input has `numel`.
+constexpr size_t OutputNumel(Collective collective, size_t numel, int size) {
+  if (collective == Collective::kReduceScatter) return numel / size;
+  return collective == Collective::kAllGather ? numel * size : numel;
+}
+
 // A bucket is described once, and submitted any number of times.
 struct BucketRequest {
   // Equal on all ranks. Empty: calls are matched by their order, and there is no error feedback.

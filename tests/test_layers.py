@@ -18,7 +18,7 @@ LAYERS = {
 # Folders of schedule/, and the headers that each may include besides its own.
 PURE_FOLDERS = {
     "schedule/order": {
-        *("schedule/options.h", "schedule/request.h", "schedule/hash.h", "schedule/recycled.h"),
+        *("schedule/options.h", "schedule/request.h", "schedule/hash.h"),
         *("transport/planes.h", "transport/membership.h"),
     },
     "schedule/collective": {

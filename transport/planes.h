@@ -14,6 +14,7 @@
 
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -27,11 +28,22 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
 #include "compress/types.h"
 #include "transport/membership.h"
-#include "transport/store.h"
 
 namespace thinwire {
+
+// All waits go by these.
+using Clock = std::chrono::steady_clock;
+using Deadline = Clock::time_point;
+
+// The time left until a deadline, for absl::CondVar::WaitWithTimeout. That converts it to the
+// system's clock, which may jump, so a wait that timed out has passed its deadline only if Clock
+// says so too.
+inline absl::Duration TimeLeft(Deadline deadline) {
+  return absl::FromChrono(deadline - Clock::now());
+}
 
 class DeviceStream;
 class StreamPlane;
@@ -296,6 +308,16 @@ class ControlPlane : public Plane {
 // How planes put blocks into messages. Ranks of different versions would never meet, so they are
 // told apart before they connect. 2: small blocks travel in parcels (gloo/gloo_links.h).
 inline constexpr int kFramingVersion = 2;
+
+// CRC32C, the Castagnoli polynomial (RFC 3720, appendix B.4), which messages have where damage
+// counts: it finds every damage of up to 32 bits in a row, every odd number of wrong bits, and
+// other damage but for one case in four thousand million.
+//
+// Continues a CRC: the CRC32C of the bytes that gave `crc`, followed by `bytes`. It starts from 0.
+uint32_t Crc32c(uint32_t crc, Bytes bytes);
+
+// As Crc32c, and copies the bytes to `to` on the way.
+uint32_t CopyWithCrc32c(uint32_t crc, Bytes bytes, uint8_t* to);
 
 // A movable value. The data plane is destroyed first: destroying the control plane is leaving the
 // group, and the data plane of the same backend needs its connections until then. Destroying or

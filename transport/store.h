@@ -1,28 +1,17 @@
 // Store: a key-value board on which ranks find each other. Torch's rendezvous store, a folder, or
-// a map in this process can serve. Clock and Deadline are what all waits go by.
+// a map in this process can serve.
 #ifndef THINWIRE_TRANSPORT_STORE_H_
 #define THINWIRE_TRANSPORT_STORE_H_
 
-#include <chrono>
 #include <memory>
 #include <string>
 #include <string_view>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/time/time.h"
+#include "transport/planes.h"
 
 namespace thinwire {
-
-using Clock = std::chrono::steady_clock;
-using Deadline = Clock::time_point;
-
-// The time left until a deadline, for absl::CondVar::WaitWithTimeout. That converts it to the
-// system's clock, which may jump, so a wait that timed out has passed its deadline only if Clock
-// says so too.
-inline absl::Duration TimeLeft(Deadline deadline) {
-  return absl::FromChrono(deadline - Clock::now());
-}
 
 // Thread-safe. Keys are written once.
 class Store {

@@ -3,8 +3,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "integrations/c/communicator.h"
-#include "integrations/c/status.h"
+#include "integrations/c/border.h"
 
 struct tw_bucket {
   tw_comm* comm = nullptr;
@@ -142,7 +141,8 @@ tw_status tw_comm_end_step(tw_comm* comm) {
 }
 
 tw_status tw_comm_forget_step(tw_comm* comm) {
-  if (absl::Status bad = thinwire::CheckComm("tw_comm_forget_step", comm); !bad.ok()) return ToC(bad);
+  if (absl::Status bad = thinwire::CheckComm("tw_comm_forget_step", comm); !bad.ok())
+    return ToC(bad);
   comm->engine->ForgetStep();
   return TW_OK;
 }

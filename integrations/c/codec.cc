@@ -8,7 +8,7 @@
 #include "compress/codec_info.h"
 #include "compress/codec_spec.h"
 #include "compress/weighted_mean.h"
-#include "integrations/c/status.h"
+#include "integrations/c/border.h"
 #include "schedule/hash.h"
 
 using thinwire::CodecPair;

@@ -3,8 +3,7 @@
 #include <memory>
 #include <utility>
 
-#include "integrations/c/communicator.h"
-#include "integrations/c/status.h"
+#include "integrations/c/border.h"
 
 using thinwire::CollectiveRequest;
 using thinwire::ToC;

@@ -7,9 +7,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "integrations/c/communicator.h"
+#include "integrations/c/border.h"
 #include "integrations/c/options.h"
-#include "integrations/c/status.h"
 #include "kernels/device.h"
 #include "schedule/join/join.h"
 #include "transport/nccl/nccl.h"

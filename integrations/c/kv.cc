@@ -7,9 +7,8 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "integrations/c/communicator.h"
+#include "integrations/c/border.h"
 #include "integrations/c/options.h"
-#include "integrations/c/status.h"
 #include "schedule/store_host/join_store.h"
 #include "schedule/store_host/journal.h"
 #include "schedule/store_host/serve.h"

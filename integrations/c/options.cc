@@ -8,7 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "integrations/c/status.h"
+#include "integrations/c/border.h"
 #include "schedule/collective/settle.h"
 
 namespace thinwire {

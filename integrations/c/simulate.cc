@@ -4,8 +4,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "integrations/c/border.h"
 #include "integrations/c/options.h"
-#include "integrations/c/status.h"
 #include "schedule/collective/settle.h"
 #include "schedule/sim/simulator.h"
 

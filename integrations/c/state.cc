@@ -4,8 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "compress/codec_spec.h"
-#include "integrations/c/communicator.h"
-#include "integrations/c/status.h"
+#include "integrations/c/border.h"
 
 using thinwire::CheckComm;
 using thinwire::ToC;

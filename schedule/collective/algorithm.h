@@ -23,7 +23,6 @@
 #include "compress/error_feedback.h"
 #include "compress/float_memory.h"
 #include "compress/types.h"
-#include "schedule/collective/partition.h"
 #include "schedule/hash.h"
 #include "schedule/options.h"
 #include "transport/membership.h"
@@ -74,6 +73,24 @@ class Scratch {
   absl::Status status_;
   std::vector<Block> blocks_;
   size_t next_ = 0;
+};
+
+struct Algorithm;
+
+// A part of a bucket that goes through one algorithm, as Partition cuts it.
+struct Chunk {
+  Range elements;              // in the partition's order
+  std::vector<size_t> bounds;  // n + 1 of them: shard s is [bounds[s], bounds[s + 1])
+  std::vector<Range> pieces;   // where its elements lie in the bucket, one after another
+  uint32_t codec = 0;          // of Options::codecs
+  size_t codec_offset = 0;     // of its first element among those of its codec
+  const Algorithm* algorithm = nullptr;
+  int columns = 1;  // of the grid that its ranks form, where the algorithm uses one
+
+  int world() const { return static_cast<int>(bounds.size()) - 1; }
+  size_t numel() const { return elements.end - elements.begin; }
+  // Its owner is the rank of that number, or in a grid that of Grid::shard.
+  Range shard(int number) const { return {bounds[number], bounds[number + 1]}; }
 };
 
 // One use of a chunk.

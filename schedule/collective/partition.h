@@ -10,30 +10,14 @@
 #include <vector>
 
 #include "compress/error_feedback.h"
+#include "schedule/collective/algorithm.h"
 #include "schedule/options.h"
 #include "schedule/request.h"
 
 namespace thinwire {
 
-struct Algorithm;
-
 // Chunk offsets are multiples of this within the elements of their codec, whatever its block.
 inline constexpr size_t kChunkAlignment = 256;
-
-struct Chunk {
-  Range elements;              // in the partition's order
-  std::vector<size_t> bounds;  // n + 1 of them: shard s is [bounds[s], bounds[s + 1])
-  std::vector<Range> pieces;   // where its elements lie in the bucket, one after another
-  uint32_t codec = 0;          // of Options::codecs
-  size_t codec_offset = 0;     // of its first element among those of its codec
-  const Algorithm* algorithm = nullptr;
-  int columns = 1;  // of the grid that its ranks form, where the algorithm uses one
-
-  int world() const { return static_cast<int>(bounds.size()) - 1; }
-  size_t numel() const { return elements.end - elements.begin; }
-  // Its owner is the rank of that number, or in a grid that of Grid::shard.
-  Range shard(int number) const { return {bounds[number], bounds[number + 1]}; }
-};
 
 struct Partition {
   // The bucket's segments, those of one codec together. With one codec this is the bucket's order.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <optional>
 #include <utility>
 
@@ -49,6 +50,74 @@ absl::Status CheckMemory(const Options& options, const Transport& transport, con
     return absl::UnimplementedError(
         "checksum is on, but this transport moves a device's memory, which no processor sees; "
         "set transport to gloo, or checksum off");
+  }
+  return absl::OkStatus();
+}
+
+// A kernel can't be asked to read what is not its device's, or not aligned to an element.
+absl::Status CheckHeld(const TensorView& view, const Device& device) {
+  if (!device.Holds(view.data)) {
+    return absl::InvalidArgumentError(absl::StrCat("its memory is not of ", device.name(),
+                                                   ", expected a tensor on that device; move it"));
+  }
+  if (reinterpret_cast<uintptr_t>(view.data) % SizeOf(view.dtype) == 0) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("its address is no multiple of the ",
+                                                 SizeOf(view.dtype), " bytes of an element; ",
+                                                 "align it, or copy it"));
+}
+
+// `device` is null for the host.
+absl::Status CheckSubmission(const Submission& submission, const Bucket& bucket,
+                             const Membership& members, const Device* device) {
+  const TensorView &in = submission.input, &out = submission.output;
+  const Report& described = bucket.report();
+  const size_t expected = bucket.output_numel();
+  const auto bad = [&](auto... parts) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("rank ", members.rank, ", tensor '", bucket.key(), "': ", parts...));
+  };
+  if (in.numel != described.numel || static_cast<uint8_t>(in.dtype) != described.dtype) {
+    return bad("the input has ", in.numel, " elements of ", std::string(Name(in.dtype)),
+               ", expected ", described.numel, " of ",
+               std::string(Name(static_cast<DType>(described.dtype))),
+               " as its bucket was registered with");
+  }
+  if (out.numel != expected || in.dtype != out.dtype) {
+    return bad("the output has ", out.numel, " elements of ", std::string(Name(out.dtype)),
+               ", expected ", expected, " of ", std::string(Name(in.dtype)), " as the input has");
+  }
+  if (bucket.collective() == Collective::kAllToAll && in.data == out.data && in.numel > 0) {
+    return bad("an all-to-all got one buffer as input and output, expected two");
+  }
+  if (in.numel > 0 && (in.data == nullptr || out.data == nullptr)) {
+    return bad("got a null pointer for ", in.numel, " elements");
+  }
+  for (const TensorView* view : {&in, &out}) {
+    if (device == nullptr || in.numel == 0) break;
+    if (absl::Status status = CheckHeld(*view, *device); !status.ok()) {
+      return bad(std::string(status.message()));
+    }
+  }
+  if (submission.divisor != 0.0f) {
+    if (!std::isnormal(submission.divisor) || submission.divisor < 0.0f) {
+      return bad("the divisor is ", submission.divisor, ", expected a finite number above 0, or 0 ",
+                 "for the number of ranks");
+    }
+    if (described.op != static_cast<uint8_t>(Op::kMean) || !Reduces(bucket.collective())) {
+      return bad("a divisor goes with the mean, got a sum, an all-gather or an all-to-all");
+    }
+    if (!bucket.layout().arrays.empty()) {
+      return bad("a divisor of ", submission.divisor, " goes with a group without momentum, whose ",
+                 "own part is a mean over all ranks; keep the momentum in the optimizer");
+    }
+  }
+  if (submission.absent.empty()) return absl::OkStatus();
+  if (bucket.collective() != Collective::kAllReduce) {
+    return bad("absent segments go with an allreduce, got another collective");
+  }
+  for (const uint32_t number : submission.absent) {
+    if (number < bucket.segments()) continue;
+    return bad("segment ", number, " is absent, expected 0 to ", bucket.segments() - 1);
   }
   return absl::OkStatus();
 }
@@ -195,13 +264,13 @@ absl::Status Engine::RunLocal(Use& use) {
   std::unique_ptr<DeviceStream> stream;  // null: the host
   if (device_ != nullptr) {
     stream = device_->Adopt(use.stream);
-    use.order.fence->HoldBack(*stream);
+    use.fence->HoldBack(*stream);
   }
   std::unique_ptr<Workspace> space = direct_lanes_.Take(use.bucket->chunk_memory(), stream.get());
   const ChunkJob job = use.JobOf(0, options_);
   absl::Status status = job.chunk->algorithm->begin(job, space->bench({}))->Advance().status();
   const std::shared_ptr<DeviceEvent> end = stream == nullptr ? nullptr : stream->Record();
-  if (end != nullptr) use.order.fence->Set(0, end);
+  if (end != nullptr) use.fence->Set(0, end);
   direct_lanes_.Give(std::move(space), end);
   if (status.ok() && stream != nullptr) status = stream->status();
   if (!status.ok()) failure_.Fail(status, Tell::kNobody);

@@ -6,31 +6,25 @@
 
 namespace thinwire {
 
-ChunkTask::ChunkTask(StartChunk start, Lane& lane, int row, const Options& options,
-                     Records& records, const HopListener* on_hop)
-    : start_(std::move(start)),
-      use_(UseOf(start_)),
-      lane_(lane),
-      options_(options),
-      records_(records),
-      row_(row),
-      on_hop_(on_hop),
-      last_(use_.submitted),
-      job_(use_.JobOf(start_.chunk, options)),
-      space_(EnterLane()) {
-  run_ = job_.chunk->algorithm->begin(job_, space_->bench(lane_.members()));
-  Expect(run_->first());
-}
-
-std::unique_ptr<Workspace> ChunkTask::EnterLane() {
-  records_.Event(FlightEvent::kStarted, use_.label, start_.chunk, 0, start_.predicted ? 1 : 0);
+bool ChunkTask::Begin() {
+  Use& use = UseOf(start);
+  if (!use.BeginChunk()) return false;
+  hop_ = nullptr;
+  hops_ = 0;
+  flushing_ = false;
+  last_ = use.submitted;
+  records_.Event(FlightEvent::kStarted, use.label, start.chunk, 0, start.predicted ? 1 : 0);
   EndStage(Stage::kQueue);
-  return lane_.Enter(use_.order, use_.bucket->chunk_memory());
+  space_ = lane_.Enter(use.ready, use.fence.get(), use.bucket->chunk_memory());
+  const ChunkJob job = use.JobOf(start.chunk, options_);
+  run_ = job.chunk->algorithm->begin(job, space_->bench(lane_.members()));
+  Expect(run_->first());
+  return true;
 }
 
 void ChunkTask::EndStage(Stage stage) {
   const Clock::time_point now = Clock::now();
-  records_.AddStage(stage, use_.label, start_.chunk, row_, last_, now);
+  records_.AddStage(stage, use().label, start.chunk, row_, last_, now);
   last_ = now;
 }
 
@@ -40,58 +34,57 @@ void ChunkTask::Expect(const Reception& reception) {
   }
 }
 
-absl::StatusOr<std::unique_ptr<Exchange>> ChunkTask::Advance() {
-  if (flushing_) return std::unique_ptr<Exchange>();
+bool ChunkTask::Advance() {
+  if (flushing_) return false;
   const absl::StatusOr<const Hop*> hop = run_->Advance();
-  if (!hop.ok()) return hop.status();
+  status = hop.status();
+  if (!hop.ok()) return false;
   hop_ = *hop;
   EndStage(hop_ == nullptr ? Stage::kDecode : hop_->made_in);
   if (hop_ == nullptr) {
     flushing_ = true;
     StreamPlane* const streams = lane_.plane().of_streams();
-    return streams == nullptr ? nullptr : streams->Flush();
+    if (streams != nullptr) exchange = streams->Flush();
+    return exchange != nullptr;
   }
-  records_.Event(FlightEvent::kHopBegun, use_.label, start_.chunk, 0, ++hops_);
-  DataPlane& plane = lane_.plane();
-  std::unique_ptr<Exchange> exchange = std::move(expected_);
+  records_.Event(FlightEvent::kHopBegun, use().label, start.chunk, 0, ++hops_);
+  exchange = std::move(expected_);
   if (exchange != nullptr) {
     exchange->Send(hop_->send);
   } else {
-    exchange = plane.Start(hop_->tag, hop_->send, hop_->recv);
+    exchange = lane_.plane().Start(hop_->tag, hop_->send, hop_->recv);
   }
   Expect(hop_->next);
-  return exchange;
+  return true;
 }
 
-void ChunkTask::OnHopEnded(const absl::Status& status) {
+void ChunkTask::OnHopEnded() {
+  exchange.reset();  // it may hold memory that the next one takes
   // The host queues all stages of a lane that flushes, and their time passes in the flush.
   EndStage(flushing_ ? Stage::kExchange : hop_->stage);
   if (flushing_) return;
-  records_.Event(FlightEvent::kHopEnded, use_.label, start_.chunk, 0, hops_);
-  if (status.ok() && on_hop_ != nullptr && start_.position != 0) (*on_hop_)(start_);
+  records_.Event(FlightEvent::kHopEnded, use().label, start.chunk, 0, hops_);
+  if (status.ok() && ordered() && start.position != 0) (*on_hop_)(start);
 }
 
 // The engine's watchdog ends an exchange long before the plane's own deadline would.
-absl::Status ChunkTask::WaitFrom(absl::StatusOr<std::unique_ptr<Exchange>> exchange) {
-  while (exchange.ok() && *exchange != nullptr) {
-    absl::Status status = (*exchange)->Wait(use_.deadline + options_.timeout);
-    exchange->reset();  // it may hold memory that the next one takes
-    OnHopEnded(status);
-    if (!status.ok()) return status;
-    exchange = Advance();
+void ChunkTask::WaitForAll() {
+  while (exchange != nullptr) {
+    status = exchange->Wait(use().deadline + options_.timeout);
+    OnHopEnded();
+    if (status.ok()) Advance();
   }
-  return exchange.status();
 }
 
-absl::Status ChunkTask::Finish(absl::Status status) {
+absl::Status ChunkTask::Finish() {
   if (expected_ != nullptr) {  // it failed half-way, and the next hop would write into its memory
-    lane_.plane().Abort(OfTensor(use_.label, status));
+    lane_.plane().Abort(OfTensor(use().label, status));
     expected_.reset();
   }
   run_.reset();
-  status = lane_.Leave(use_.order, std::move(space_), std::move(status));
-  records_.Event(FlightEvent::kChunkDone, use_.label, start_.chunk);
-  return status;
+  absl::Status ended = lane_.Leave(use().fence.get(), std::move(space_), std::move(status));
+  records_.Event(FlightEvent::kChunkDone, use().label, start.chunk);
+  return ended;
 }
 
 void IssueOrder::Add(const void* chunk, int hops, bool drain) {
@@ -157,16 +150,16 @@ absl::Status Executor::AddLane() {
   int number;
   {
     const absl::MutexLock lock(&mu_);
-    number = lanes_made_++;
+    number = static_cast<int>(tasks_.size());
   }
   const int slot = number < options_.lanes ? number : number + 1;
   absl::StatusOr<std::unique_ptr<Lane>> lane = lanes_.Make(slot);
   if (!lane.ok()) return lane.status();
   const absl::MutexLock lock(&mu_);
-  Task& task = *tasks_.emplace_back(std::make_unique<Task>());
-  task.lane = *std::move(lane);
-  task.row = slot;
-  free_.push_back(&task);
+  made_lanes_.push_back(*std::move(lane));
+  tasks_.push_back(
+      std::make_unique<ChunkTask>(*made_lanes_.back(), slot, options_, records_, &on_hop_));
+  free_.push_back(tasks_.back().get());
   return absl::OkStatus();
 }
 
@@ -189,7 +182,7 @@ bool Executor::Admit(const StartChunk& start) {
   const absl::MutexLock lock(&mu_);
   if (closed_) return true;
   if (free_.empty()) return false;
-  Task* const task = free_.back();
+  ChunkTask* const task = free_.back();
   free_.pop_back();
   task->start = start;
   task->status = absl::OkStatus();
@@ -207,15 +200,15 @@ bool Executor::Admit(const StartChunk& start) {
 
 // True if the task may go on, as far as the order of hops is concerned; with none left it has only
 // to be finished.
-bool Executor::IsDue(const Task& task) const {
+bool Executor::IsDue(const ChunkTask& task) const {
   if (traits_.matching == Matching::kByTag || closed_) return true;
   return task.hops_left == 0 || order_.IsNext(&task);
 }
 
 // Null if no task that is ready is due.
-Executor::Task* Executor::TakeDue() {
+ChunkTask* Executor::TakeDue() {
   for (auto at = ready_.begin(); at != ready_.end(); ++at) {
-    Task* const task = *at;
+    ChunkTask* const task = *at;
     if (!IsDue(*task)) continue;
     ready_.erase(at);
     if (closed_) task->status.Update(absl::CancelledError("the group has failed"));
@@ -224,14 +217,14 @@ Executor::Task* Executor::TakeDue() {
   return nullptr;
 }
 
-void Executor::MakeReady(Task* task) {
+void Executor::MakeReady(ChunkTask* task) {
   ready_.push_back(task);
   HandOut();
 }
 
 void Executor::HandOut() {
   while (!idle_.empty()) {
-    Task* const task = TakeDue();
+    ChunkTask* const task = TakeDue();
     if (task == nullptr) return;
     Worker& worker = *idle_.Pop();
     worker.task = task;
@@ -244,72 +237,65 @@ void Executor::LetGoIfOver() {
 }
 
 void Executor::Close() {
-  std::vector<Task*> posted;
+  std::vector<ChunkTask*> posted;
   {
     const absl::MutexLock lock(&mu_);
     closed_ = true;
     HandOut();
     LetGoIfOver();
-    for (auto& [id, task] : direct_) {
+    direct_.ForEach([&](uint64_t, ChunkTask*& task) {
       if (task != nullptr) posted.push_back(std::exchange(task, nullptr));
-    }
+    });
     posted_.SignalAll();
     to_post_.pushed.SignalAll();
     to_finish_.pushed.SignalAll();
   }
-  for (Task* const task : posted) FinishPosted(*task);
+  for (ChunkTask* const task : posted) FinishPosted(*task);
 }
 
 void Executor::Run(Worker& worker) {
-  while (Task* const task = Next(worker)) GoOn(*task);
+  while (ChunkTask* const task = Next(worker)) GoOn(*task);
 }
 
 // Null once the executor is closed and nothing is on its way.
-Executor::Task* Executor::Next(Worker& worker) {
+ChunkTask* Executor::Next(Worker& worker) {
   const absl::MutexLock lock(&mu_);
-  if (Task* const task = TakeDue(); task != nullptr || over()) return task;
+  if (ChunkTask* const task = TakeDue(); task != nullptr || over()) return task;
   idle_.Push(&worker);
   while (worker.task == nullptr && !over()) worker.handed.Wait(&mu_);
   return std::exchange(worker.task, nullptr);
 }
 
 // Works on the chunk until it ends, or an event is to bring it back.
-void Executor::GoOn(Task& task) {
-  if (task.chunk.has_value()) {
-    task.exchange.reset();
-    task.chunk->OnHopEnded(task.status);
-  } else {
-    // Else the group has failed.
-    if (!task.status.ok() || !UseOf(task.start).BeginChunk()) return Release(task);
-    task.chunk.emplace(task.start, *task.lane, task.row, options_, records_, &on_hop_);
+void Executor::GoOn(ChunkTask& task) {
+  if (task.begun()) {
+    task.OnHopEnded();
+  } else if (!task.status.ok() || !task.Begin()) {
+    return Release(task);  // the group has failed
   }
   if (traits_.completion == Completion::kBlocking) {
-    task.status = task.chunk->WaitFrom(task.chunk->Advance());
+    if (task.Advance()) task.WaitForAll();
   } else if (task.status.ok() && Issue(task)) {
     return;
   }
   Finish(task);
 }
 
-void Executor::Finish(Task& task) {
-  absl::Status status = task.chunk->Finish(std::move(task.status));
-  const StartChunk start = task.chunk->start();
-  task.chunk.reset();
+void Executor::Finish(ChunkTask& task) {
+  absl::Status status = task.Finish();
+  const StartChunk start = std::move(task.start);
   Release(task);  // the chunk that follows this one may need its lane
   on_end_(start, std::move(status));
 }
 
 // Starts the task's next exchange; false if there is none.
-bool Executor::Issue(Task& task) {
-  absl::StatusOr<std::unique_ptr<Exchange>> exchange = task.chunk->Advance();
-  task.status = exchange.status();
-  if (!exchange.ok() || *exchange == nullptr) return false;
+bool Executor::Issue(ChunkTask& task) {
+  if (!task.Advance()) return false;
   if (task.hops_left > 0) {  // else it is the flush, which no order concerns
     --task.hops_left;
     const absl::MutexLock lock(&mu_);
     if (!closed_) order_.Pop();
   }
-  task.exchange = *std::move(exchange);
   task.exchange->OnDone([this, &task](absl::Status status) {
     const absl::MutexLock lock(&mu_);
     task.status = std::move(status);
@@ -318,10 +304,10 @@ bool Executor::Issue(Task& task) {
   return true;
 }
 
-void Executor::Release(Task& task) {
+void Executor::Release(ChunkTask& task) {
   task.start.host.reset();
   const absl::MutexLock lock(&mu_);
-  if (task.lane == nullptr) return free_direct_.push_back(&task);
+  if (!task.ordered()) return free_direct_.push_back(&task);
   if (task.hops_left > 0) order_.Remove(&task);  // it failed
   free_.push_back(&task);
   LetGoIfOver();
@@ -344,13 +330,10 @@ void Executor::StartDirect(const UsePtr& use, bool caller_waits) {
 }
 
 void Executor::Post(const UsePtr& use) {
-  if (!use->BeginChunk()) return;  // the group has failed
-  Task& task = NewDirectTask();
-  task.chunk.emplace(StartChunk{.id = use->id(), .host = use}, *direct_lane_, task.row, options_,
-                     records_, nullptr);
-  absl::StatusOr<std::unique_ptr<Exchange>> exchange = task.chunk->Advance();
-  task.status = exchange.status();
-  if (exchange.ok()) task.exchange = *std::move(exchange);
+  ChunkTask& task = NewDirectTask();
+  task.start = {.id = use->id(), .host = use};
+  if (!task.Begin()) return Release(task);  // the group has failed
+  task.Advance();
   {
     const absl::MutexLock lock(&mu_);
     if (!closed_) {
@@ -364,11 +347,11 @@ void Executor::Post(const UsePtr& use) {
 // A tensor is posted soon, since that waits for no peer.
 void Executor::Help(const UsePtr& use) {
   const uint64_t id = use->id();
-  Task* task = nullptr;
+  ChunkTask* task = nullptr;
   {
     const absl::MutexLock lock(&mu_);
     for (;;) {
-      Task* const* const found = direct_.Find(id);
+      ChunkTask* const* const found = direct_.Find(id);
       if (closed_ || found == nullptr || *found != nullptr) break;
       posted_.Wait(&mu_);
     }
@@ -377,29 +360,29 @@ void Executor::Help(const UsePtr& use) {
   if (task != nullptr) FinishPosted(*task);
 }
 
-void Executor::FinishPosted(Task& task) {
-  if (task.status.ok()) task.status = task.chunk->WaitFrom(std::move(task.exchange));
+void Executor::FinishPosted(ChunkTask& task) {
+  task.WaitForAll();
   Finish(task);
 }
 
-Executor::Task& Executor::NewDirectTask() {
+ChunkTask& Executor::NewDirectTask() {
   const absl::MutexLock lock(&mu_);
   if (free_direct_.empty()) {
-    Task& task = *direct_tasks_.emplace_back(std::make_unique<Task>());
-    // Behind the rows of all lanes.
-    task.row = options_.lanes + options_.predicted_lanes + static_cast<int>(direct_tasks_.size());
-    return task;
+    // Their rows are behind those of all lanes.
+    const size_t row = options_.lanes + options_.predicted_lanes + direct_tasks_.size() + 1;
+    return *direct_tasks_.emplace_back(std::make_unique<ChunkTask>(
+        *direct_lane_, static_cast<int>(row), options_, records_, nullptr));
   }
-  Task& task = *free_direct_.back();
+  ChunkTask& task = *free_direct_.back();
   free_direct_.pop_back();
   return task;
 }
 
 // For the thread that finishes it; null for all others, and before its exchange has begun.
-Executor::Task* Executor::TakePosted(uint64_t id) {
-  Task** const found = direct_.Find(id);
+ChunkTask* Executor::TakePosted(uint64_t id) {
+  ChunkTask** const found = direct_.Find(id);
   if (found == nullptr || *found == nullptr) return nullptr;
-  Task* const task = *found;
+  ChunkTask* const task = *found;
   direct_.Erase(id);
   return task;
 }
@@ -411,7 +394,7 @@ void Executor::PostQueued(const UsePtr& use) {
 }
 
 void Executor::FinishQueued(const UsePtr& use) {
-  Task* task = nullptr;
+  ChunkTask* task = nullptr;
   {
     const absl::MutexLock lock(&mu_);
     task = TakePosted(use->id());

@@ -7,7 +7,6 @@
 #include <deque>
 #include <functional>
 #include <memory>
-#include <optional>
 #include <thread>
 #include <vector>
 
@@ -18,8 +17,8 @@
 #include "schedule/engine/lane.h"
 #include "schedule/engine/records.h"
 #include "schedule/engine/tensors.h"
+#include "schedule/hash.h"
 #include "schedule/order/frames.h"
-#include "schedule/recycled.h"
 #include "transport/planes.h"
 
 namespace thinwire {
@@ -32,42 +31,49 @@ using ChunkListener = std::function<void(const StartChunk& start, absl::Status s
 // chunk, before the chunk's ChunkListener.
 using HopListener = std::function<void(const StartChunk& start)>;
 
-// A chunk on a lane, from its start to its end, with the clock and the recorder running. Not
-// thread-safe.
+// A place for one chunk at a time, which has a lane: the chunk from its start to its end, with the
+// clock and the recorder running. One thread at a time has it.
 class ChunkTask {
  public:
   // References outlive it. `row`: of a trace, where no other chunk is meanwhile. `on_hop`: null for
-  // a chunk that is outside the order.
-  ChunkTask(StartChunk start, Lane& lane, int row, const Options& options, Records& records,
-            const HopListener* on_hop);
+  // small tensors, which are outside the order.
+  ChunkTask(Lane& lane, int row, const Options& options, Records& records,
+            const HopListener* on_hop)
+      : lane_(lane), row_(row), options_(options), records_(records), on_hop_(on_hop) {}
 
-  // Works up to the next exchange, and starts it; null: the chunk is done. The last one is the
-  // flush of the lane's stream, where the plane has such.
-  absl::StatusOr<std::unique_ptr<Exchange>> Advance();
-  // The exchange that Advance started has ended, with that status.
-  void OnHopEnded(const absl::Status& status);
-  // Ends an exchange, and all that follow it, on this thread. Returns the chunk's status.
-  absl::Status WaitFrom(absl::StatusOr<std::unique_ptr<Exchange>> exchange);
+  // For the executor.
+  StartChunk start;                    // its chunk
+  int hops_left = 0;                   // to be issued
+  std::unique_ptr<Exchange> exchange;  // under way
+  absl::Status status;                 // bad if the chunk is to end
 
-  // Ends the lane's part; with a bad status the lane no longer touches the tensor afterwards.
-  absl::Status Finish(absl::Status status);
+  bool ordered() const { return on_hop_ != nullptr; }
+  bool begun() const { return run_ != nullptr; }
 
-  const StartChunk& start() const { return start_; }
+  // Begins the chunk; false if the group has failed.
+  bool Begin();
+  // Works up to the next exchange, and starts it; false: the chunk is done or has failed. The last
+  // one is the flush of the lane's stream, where the plane has such.
+  bool Advance();
+  // The exchange has ended, with `status`.
+  void OnHopEnded();
+  // Ends the exchange, and all that follow it, on this thread.
+  void WaitForAll();
+  // Ends the lane's part, and returns the chunk's status; if that is bad the lane no longer touches
+  // the tensor.
+  absl::Status Finish();
 
  private:
-  std::unique_ptr<Workspace> EnterLane();
   void EndStage(Stage stage);
   void Expect(const Reception& reception);
+  const Use& use() const { return UseOf(start); }
 
-  const StartChunk start_;
-  const Use& use_;  // of the start, which keeps it alive
   Lane& lane_;
+  const int row_;
   const Options& options_;
   Records& records_;
-  const int row_;
   const HopListener* const on_hop_;
   Clock::time_point last_;  // end of a stage, where the next one begins
-  const ChunkJob job_;
   std::unique_ptr<Workspace> space_;
   std::unique_ptr<ChunkRun> run_;
   const Hop* hop_ = nullptr;  // under way
@@ -133,28 +139,18 @@ class Executor {
   void Close();
 
  private:
-  // A lane, and the chunk that is on it. One thread at a time has it.
-  struct Task {
-    std::unique_ptr<Lane> lane;  // null: small tensors share one
-    int row = 0;                 // of a trace
-    StartChunk start;
-    int hops_left = 0;               // to be issued
-    std::optional<ChunkTask> chunk;  // none: it has not begun
-    std::unique_ptr<Exchange> exchange;
-    absl::Status status;  // of the exchange; bad as well if the chunk is to end
-  };
   struct Worker {
     absl::CondVar handed;
-    Task* task = nullptr;  // that it was handed
+    ChunkTask* task = nullptr;  // that it was handed
     std::thread thread;
   };
 
   absl::Status AddLane();
   void AddWorker() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   bool Admit(const StartChunk& start);
-  bool IsDue(const Task& task) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
-  Task* TakeDue() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void MakeReady(Task* task) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  bool IsDue(const ChunkTask& task) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
+  ChunkTask* TakeDue() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void MakeReady(ChunkTask* task) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void HandOut() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void LetGoIfOver() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   bool over() const ABSL_SHARED_LOCKS_REQUIRED(mu_) {
@@ -162,11 +158,11 @@ class Executor {
   }
 
   void Run(Worker& worker);
-  Task* Next(Worker& worker);
-  void GoOn(Task& task);
-  bool Issue(Task& task);
-  void Finish(Task& task);
-  void Release(Task& task);
+  ChunkTask* Next(Worker& worker);
+  void GoOn(ChunkTask& task);
+  bool Issue(ChunkTask& task);
+  void Finish(ChunkTask& task);
+  void Release(ChunkTask& task);
 
   // Small tensors that wait for a thread, which the first of them starts.
   struct DirectQueue {
@@ -180,9 +176,9 @@ class Executor {
   void Post(const UsePtr& use);
   void PostQueued(const UsePtr& use);
   void FinishQueued(const UsePtr& use);
-  Task& NewDirectTask();
-  Task* TakePosted(uint64_t id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void FinishPosted(Task& task);
+  ChunkTask& NewDirectTask();
+  ChunkTask* TakePosted(uint64_t id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void FinishPosted(ChunkTask& task);
 
   Lanes &lanes_, &direct_lanes_;
   const DataTraits traits_;
@@ -192,11 +188,11 @@ class Executor {
   const ChunkListener on_end_;
   absl::Mutex mu_;
   bool closed_ ABSL_GUARDED_BY(mu_) = false;
-  int lanes_made_ ABSL_GUARDED_BY(mu_) = 0;
-  std::vector<std::unique_ptr<Task>> tasks_ ABSL_GUARDED_BY(mu_);
-  std::vector<Task*> free_ ABSL_GUARDED_BY(mu_);
-  std::vector<Task*> ready_ ABSL_GUARDED_BY(mu_);  // no worker was idle, or they are not due
-  IssueOrder order_ ABSL_GUARDED_BY(mu_);          // Matching::kByOrder only
+  std::vector<std::unique_ptr<Lane>> made_lanes_ ABSL_GUARDED_BY(mu_);  // one for each of tasks_
+  std::vector<std::unique_ptr<ChunkTask>> tasks_ ABSL_GUARDED_BY(mu_);
+  std::vector<ChunkTask*> free_ ABSL_GUARDED_BY(mu_);
+  std::vector<ChunkTask*> ready_ ABSL_GUARDED_BY(mu_);  // no worker was idle, or they are not due
+  IssueOrder order_ ABSL_GUARDED_BY(mu_);               // Matching::kByOrder only
   std::vector<std::unique_ptr<Worker>> workers_ ABSL_GUARDED_BY(mu_);
   // The one that has waited longest comes first: a chunk that always went to the same thread would
   // stay on one core, beside the data plane's own thread.
@@ -204,10 +200,10 @@ class Executor {
 
   std::unique_ptr<Lane> direct_lane_;  // null where no small tensor goes at once
   // By id, until a thread finishes the tensor; null while it is queued for its exchange to begin.
-  RecycledMap<Task*> direct_ ABSL_GUARDED_BY(mu_);
+  RecycledMap<ChunkTask*> direct_ ABSL_GUARDED_BY(mu_);
   absl::CondVar posted_;
-  std::vector<std::unique_ptr<Task>> direct_tasks_ ABSL_GUARDED_BY(mu_);
-  std::vector<Task*> free_direct_ ABSL_GUARDED_BY(mu_);
+  std::vector<std::unique_ptr<ChunkTask>> direct_tasks_ ABSL_GUARDED_BY(mu_);
+  std::vector<ChunkTask*> free_direct_ ABSL_GUARDED_BY(mu_);
   DirectQueue to_post_ ABSL_GUARDED_BY(mu_) = {&Executor::PostQueued};
   DirectQueue to_finish_ ABSL_GUARDED_BY(mu_) = {&Executor::FinishQueued};
 };

@@ -171,28 +171,28 @@ absl::StatusOr<std::unique_ptr<Lane>> Lanes::Make(int slot) {
   return lane;
 }
 
-std::unique_ptr<Workspace> Lane::Enter(const DeviceOrder& order, const ChunkMemory& size) {
+std::unique_ptr<Workspace> Lane::Enter(const std::shared_ptr<DeviceEvent>& ready, Fence* fence,
+                                       const ChunkMemory& size) {
   if (stream_ == nullptr) return lanes_.Take(size, nullptr);
-  stream_->WaitFor(order.ready);
-  order.fence->HoldBack(*stream_);
+  stream_->WaitFor(ready);
+  fence->HoldBack(*stream_);
   return lanes_.Take(size, stream_.get());
 }
 
-absl::Status Lane::Leave(const DeviceOrder& order, std::unique_ptr<Workspace> lent,
-                         absl::Status status) {
+absl::Status Lane::Leave(Fence* fence, std::unique_ptr<Workspace> lent, absl::Status status) {
   std::shared_ptr<DeviceEvent> end;
   if (stream_ != nullptr) {
     end = stream_->Record();
-    status = AwaitStream(order, end, std::move(status));
+    status = AwaitStream(*fence, end, std::move(status));
   }
   lanes_.Give(std::move(lent), std::move(end));
   return status;
 }
 
-absl::Status Lane::AwaitStream(const DeviceOrder& order, const std::shared_ptr<DeviceEvent>& end,
+absl::Status Lane::AwaitStream(Fence& fence, const std::shared_ptr<DeviceEvent>& end,
                                absl::Status status) {
   if (status.ok()) {
-    order.fence->Set(slot_, end);
+    fence.Set(slot_, end);
     status = stream_->status();
   }
   if (status.ok()) return status;

@@ -68,12 +68,6 @@ class Workspace {
   SlabPool* pool_ = nullptr;  // of the slab
 };
 
-// When a tensor on a device may be touched, and when it is done. Null members on the host.
-struct DeviceOrder {
-  std::shared_ptr<DeviceEvent> ready;  // the caller's work on the input
-  std::shared_ptr<Fence> fence;        // the engine's work on input, output, residual and momentum
-};
-
 class Lane;
 
 // Thread-safe.
@@ -134,18 +128,19 @@ class Lane {
   int slot() const { return slot_; }
   const Membership& members() const { return lanes_.plane_->members(); }
 
-  // Enter makes the stream wait for the caller's input and for earlier users of this memory, and of
-  // the workspace that it returns; Leave records when this work ends, and gives that back. Leave
-  // returns the status of it all: where that is bad, the device no longer touches the tensor.
-  std::unique_ptr<Workspace> Enter(const DeviceOrder& order, const ChunkMemory& size);
-  absl::Status Leave(const DeviceOrder& order, std::unique_ptr<Workspace> lent,
-                     absl::Status status);
+  // Enter makes the stream wait until the tensor is `ready`, and for earlier users of its memory,
+  // which the fence knows, and of the workspace that it returns; Leave records in the fence when
+  // this work ends, and gives the workspace back. Leave returns the status of it all: where that is
+  // bad, the device no longer touches the tensor. On the host ready and fence are null.
+  std::unique_ptr<Workspace> Enter(const std::shared_ptr<DeviceEvent>& ready, Fence* fence,
+                                   const ChunkMemory& size);
+  absl::Status Leave(Fence* fence, std::unique_ptr<Workspace> lent, absl::Status status);
 
  private:
   friend class Lanes;
   Lane(Lanes& lanes, int slot) : lanes_(lanes), slot_(slot) {}
 
-  absl::Status AwaitStream(const DeviceOrder& order, const std::shared_ptr<DeviceEvent>& end,
+  absl::Status AwaitStream(Fence& fence, const std::shared_ptr<DeviceEvent>& end,
                            absl::Status status);
 
   Lanes& lanes_;

@@ -7,7 +7,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "schedule/collective/partition.h"
-#include "schedule/engine/checks.h"
 #include "schedule/engine/executor.h"
 #include "schedule/hash.h"
 
@@ -67,6 +66,16 @@ bool UseFeedback(std::span<const Segment> segments, const Options& options) {
   });
 }
 
+// A captured call does not run now, and its replays would exchange nothing: InvalidArgument. `what`
+// names the tensor.
+absl::Status CheckNotCaptured(DeviceStream& stream, const std::string& what) {
+  if (!stream.IsCapturing()) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      what, ": its stream is being captured into a CUDA graph, expected one that runs; ",
+      "a graph can't hold an exchange with other ranks: end the capture before the "
+      "allreduce, and capture the rest"));
+}
+
 // Chunk by chunk: ChunkJob::carried.
 bool Carries(const Partition& partition) {
   return std::any_of(partition.chunks.begin(), partition.chunks.end(),
@@ -79,6 +88,7 @@ Bucket::Bucket(const BucketRequest& request, const Membership& members, Matching
                const Options& options)
     : key_(request.key),
       collective_(request.collective),
+      output_numel_(OutputNumel(collective_, request.numel, members.size)),
       segments_(SegmentsOf(request)),
       whole_(request.segments.empty()),
       shape_(request.shape),
@@ -120,7 +130,7 @@ bool Bucket::Matches(const BucketRequest& request) const {
                              request.segments.end());
 }
 
-ChunkJob Bucket::JobOf(uint32_t number, uint64_t step, const Kept& kept,
+ChunkJob Bucket::JobOf(uint32_t number, uint64_t step, const BucketMemory& kept,
                        const Options& options) const {
   const Chunk& chunk = partition_.chunks[number];
   CodecPair codec = options.codecs[chunk.codec];
@@ -129,11 +139,12 @@ ChunkJob Bucket::JobOf(uint32_t number, uint64_t step, const Kept& kept,
   ChunkJob job;
   job.codec = codec;
   job.chunk = &chunk;
-  job.residual = feedback ? kept.residual : nullptr;
+  job.residual = feedback ? kept.residual.get() : nullptr;
   job.momentum = options.momentum;
-  job.momentum.velocity = kept.momentum;
+  job.momentum.velocity = kept.array(0);
+  job.undo = kept.undo.get();
   job.scale = scale_;
-  job.carried = kept.carried == nullptr ? nullptr : kept.carried + number;
+  job.carried = kept.carried == nullptr ? nullptr : kept.carried.get() + number;
   job.tensor = report_.key;
   job.step = step;
   return job;
@@ -142,16 +153,21 @@ ChunkJob Bucket::JobOf(uint32_t number, uint64_t step, const Kept& kept,
 void Bucket::Rehearse(const Options& options, const Membership& members, const Device& device) {
   // A rehearsal looks only at which pointers are null, and at whether blocks lie in scratch.
   auto* const somewhere = reinterpret_cast<float*>(uintptr_t{1} << 20);
-  const auto floats_if = [&](bool kept) { return kept ? somewhere : nullptr; };
-  const Kept kept{floats_if(needs_memory()), floats_if(!layout_.arrays.empty()),
-                  floats_if(needs_memory() && layout_.carried > 0)};
+  const auto floats_if = [&](bool kept) {
+    return std::shared_ptr<float[]>(std::shared_ptr<void>(), kept ? somewhere : nullptr);
+  };
+  const BucketMemory kept{.residual = floats_if(needs_memory()),
+                          .arrays = {floats_if(!layout_.arrays.empty())},
+                          .carried = floats_if(needs_memory() && layout_.carried > 0),
+                          .fence = nullptr,
+                          .undo = nullptr};
   const std::vector<Range> all = {{0, report_.numel}};
   const bool may_be_absent = collective_ == Collective::kAllReduce;
   for (uint32_t number = 0; number < report_.chunks; ++number) {
     ChunkJob job = JobOf(number, 0, kept, options);  // of the first step, when a warm-up sends most
     job.input = {somewhere, report_.numel, static_cast<DType>(report_.dtype)};
     job.output = job.input;
-    job.output.numel = OutputNumel(collective_, report_.numel, members.size);
+    job.output.numel = output_numel_;
     chunk_memory_ = ChunkMemory::Most(chunk_memory_, MemoryOf(job, members, device));
     if (!may_be_absent) continue;
     job.absent = all;
@@ -170,12 +186,10 @@ void Bucket::RangesOf(std::span<const uint32_t> segments, std::vector<Range>* ra
 }
 
 ChunkJob Use::JobOf(uint32_t chunk, const Options& options) const {
-  ChunkJob job = bucket->JobOf(
-      chunk, step, {memory.residual.get(), memory.array(0), memory.carried.get()}, options);
+  ChunkJob job = bucket->JobOf(chunk, step, memory, options);
   job.tag = bucket->TagOf(id(), chunk);
   job.input = input;
   job.output = output;
-  job.undo = memory.undo.get();
   job.absent = absent;
   if (divisor != 0.0f) {
     job.scale = 1.0f / divisor;
@@ -222,19 +236,19 @@ void Use::Complete(absl::Status status) {
 
 absl::Status Use::WaitOn(void* later) {
   if (helper != nullptr && !done()) helper->Help(shared_from_this());
-  std::shared_ptr<Fence> fence;
+  std::shared_ptr<Fence> work;
   {
     const absl::MutexLock lock(&mu_);
     mu_.Await(absl::Condition(&done_));
-    if (!status_.ok() || order.fence == nullptr) return status_;
-    fence = order.fence;
+    if (!status_.ok() || fence == nullptr) return status_;
+    work = fence;
   }
   const std::unique_ptr<DeviceStream> caller = device->Adopt(later);
   if (absl::Status status = CheckNotCaptured(*caller, absl::StrCat("tensor '", label, "'"));
       !status.ok()) {
     return status;
   }
-  fence->HoldBack(*caller);
+  work->HoldBack(*caller);
   return caller->status();
 }
 
@@ -295,8 +309,8 @@ absl::StatusOr<UsePtr> Tensors::Begin(const std::shared_ptr<const Bucket>& bucke
   }
   absl::Status status = Prepare(submission, *use);
   if (status.ok() && bucket->needs_memory()) status = Bind(*use);
-  if (status.ok() && device_ != nullptr && use->order.fence == nullptr) {
-    use->order.fence = std::make_shared<Fence>(fence_slots_);
+  if (status.ok() && device_ != nullptr && use->fence == nullptr) {
+    use->fence = std::make_shared<Fence>(fence_slots_);
   }
   if (status.ok()) status = Commit(use);
   if (status.ok()) return use;
@@ -340,7 +354,8 @@ absl::Status Tensors::Prepare(const Submission& submission, Use& use) {
   use.divisor = submission.divisor;
   use.device = device_;
   use.stream = submission.stream;
-  use.order = {};
+  use.ready = nullptr;
+  use.fence = nullptr;
   use.submitted = Clock::now();
   use.deadline = use.submitted + options_.timeout;
   use.bucket->RangesOf(submission.absent, &use.absent);
@@ -349,7 +364,7 @@ absl::Status Tensors::Prepare(const Submission& submission, Use& use) {
   absl::Status status = CheckNotCaptured(
       *caller, absl::StrCat("rank ", members_.rank, ", tensor '", use.bucket->key(), "'"));
   if (!status.ok()) return status;
-  use.order.ready = caller->Record();
+  use.ready = caller->Record();
   return caller->status();
 }
 
@@ -369,7 +384,7 @@ absl::Status Tensors::Bind(Use& use) {
                                      "': ", std::string(memory.status().message())));
   }
   use.memory = *std::move(memory);
-  use.order.fence = use.memory.fence;
+  use.fence = use.memory.fence;
   return absl::OkStatus();
 }
 
@@ -433,9 +448,9 @@ std::vector<UsePtr> Tensors::Close(const absl::Status& reason) {
   const absl::MutexLock lock(&mu_);
   closed_ = reason;
   std::vector<UsePtr> untouched;
-  for (const auto& [id, use] : in_flight_) {
+  in_flight_.ForEach([&](uint64_t, const UsePtr& use) {
     if (use->Close()) untouched.push_back(use);
-  }
+  });
   return untouched;
 }
 
@@ -454,7 +469,8 @@ std::string Tensors::Describe() const {
   const absl::MutexLock lock(&mu_);
   std::string text;
   const Deadline now = Clock::now();
-  for (const auto& [id, use] : in_flight_) absl::StrAppend(&text, use->Describe(now));
+  in_flight_.ForEach(
+      [&](uint64_t, const UsePtr& use) { absl::StrAppend(&text, use->Describe(now)); });
   return text;
 }
 

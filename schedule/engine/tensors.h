@@ -21,9 +21,9 @@
 #include "schedule/collective/algorithm.h"
 #include "schedule/collective/partition.h"
 #include "schedule/engine/lane.h"
+#include "schedule/hash.h"
 #include "schedule/options.h"
 #include "schedule/order/frames.h"
-#include "schedule/recycled.h"
 #include "schedule/request.h"
 #include "transport/membership.h"
 #include "transport/planes.h"
@@ -43,13 +43,6 @@ class Executor;
 // Immutable once it is shared.
 class Bucket {
  public:
-  // One float for each element, as ErrorFeedback has bound them; null means none.
-  struct Kept {
-    float* residual = nullptr;
-    float* momentum = nullptr;
-    float* carried = nullptr;  // one for each chunk
-  };
-
   // The request has been checked. With Matching::kByOrder small tensors go in order as well.
   Bucket(const BucketRequest& request, const Membership& members, Matching matching,
          const Options& options);
@@ -57,9 +50,10 @@ class Bucket {
   // Finds how much memory its chunks take on a device. To be called before it is shared.
   void Rehearse(const Options& options, const Membership& members, const Device& device);
 
-  // All of a chunk's job that follows from the bucket and the step; tag, tensors, undo log and
-  // absent elements are the use's.
-  ChunkJob JobOf(uint32_t chunk, uint64_t step, const Kept& kept, const Options& options) const;
+  // All of a chunk's job that follows from the bucket, the step and what is kept of the bucket;
+  // tag, tensors and absent elements are the use's.
+  ChunkJob JobOf(uint32_t chunk, uint64_t step, const BucketMemory& kept,
+                 const Options& options) const;
 
   // True if the request describes this very bucket.
   bool Matches(const BucketRequest& request) const;
@@ -74,6 +68,7 @@ class Bucket {
   // The most that any of its chunks takes, in any step, with any parameters absent.
   const ChunkMemory& chunk_memory() const { return chunk_memory_; }
   Collective collective() const { return collective_; }
+  size_t output_numel() const { return output_numel_; }
   Route route() const { return route_; }
   size_t segments() const { return segments_.size(); }
   const std::string& shape() const { return shape_; }  // empty: it is not compared
@@ -87,6 +82,7 @@ class Bucket {
  private:
   const std::string key_;
   const Collective collective_;
+  const size_t output_numel_;
   const std::vector<Segment> segments_;  // as requested; one of the whole key if none were
   const bool whole_;                     // no segments were given
   const std::string shape_;
@@ -122,9 +118,10 @@ class Use final : public std::enable_shared_from_this<Use> {
   std::shared_ptr<const Bucket> bucket;
   std::string label;  // the tensor's name in messages
   TensorView input, output;
-  std::shared_ptr<Device> device;  // null: the host
-  void* stream = nullptr;          // the caller's
-  DeviceOrder order;
+  std::shared_ptr<Device> device;      // null: the host
+  void* stream = nullptr;              // the caller's
+  std::shared_ptr<DeviceEvent> ready;  // on a device: the caller's work on the input
+  std::shared_ptr<Fence> fence;        // the engine's on input, output, residual and momentum
   BoundMemory bound;
   BucketMemory memory;
   std::vector<Range> absent;  // elements, in the partition's order, that this rank has nothing for

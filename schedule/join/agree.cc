@@ -17,7 +17,6 @@
 #include "absl/strings/str_join.h"
 #include "schedule/join/guards.h"
 #include "schedule/order/frames.h"
-#include "transport/checked/crc32c.h"
 #include "transport/planes.h"
 
 namespace thinwire {

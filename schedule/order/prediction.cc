@@ -254,27 +254,24 @@ Prediction::Prediction(const Options& options, std::vector<double> hop_shares)
   std::erase(link_.hop_shares, 0.0);  // inside nodes
 }
 
-Prediction::Tensor* Prediction::Step::Find(uint64_t id) {
-  const size_t* const at = index.Find(id);
-  return at == nullptr ? nullptr : &tensors[*at];
-}
-
-// Keeps the memory, which the step after the next fills again.
-void Prediction::Step::Clear(double now) {
-  for (const Tensor& tensor : tensors) index.Erase(tensor.report.id());
-  tensors.clear();
-  begin = now;
-}
-
 Prediction::Tensor* Prediction::Find(uint64_t id) {
-  Tensor* const ended = ended_.Find(id);
-  return ended != nullptr ? ended : current_.Find(id);
+  for (Step* const step : {&ended_, &current_}) {
+    if (const size_t* const at = step->index.Find(id)) return &step->tensors[*at];
+  }
+  return nullptr;
+}
+
+// The current step begins anew. It keeps its memory.
+void Prediction::Begin(double now) {
+  for (const Tensor& tensor : current_.tensors) current_.index.Erase(tensor.report.id());
+  current_.tensors.clear();
+  current_.begin = now;
 }
 
 void Prediction::OnSubmitted(const Report& report, double now) {
   // The next use without a name may be that of another tensor.
   if (report.direct != 0 || report.key == kUnnamedKey || Find(report.id()) != nullptr) return;
-  if (current_.tensors.size() == kMaxTensors) current_.Clear(now);
+  if (current_.tensors.size() == kMaxTensors) Begin(now);
   current_.index.Insert(report.id()) = current_.tensors.size();
   current_.tensors.push_back({report});
 }
@@ -316,7 +313,7 @@ void Prediction::EndStep(double now) {
   }
   step_chunk_s_ = kNever;
   std::swap(ended_, current_);
-  current_.Clear(now);
+  Begin(now);
   ForgetBefore(ended_.begin);
   growing_ = rates_[0] > kGrows * std::max(rates_[1], rates_[2]);
   rates_[2] = rates_[1];

@@ -20,9 +20,9 @@
 #include <span>
 #include <vector>
 
+#include "schedule/hash.h"
 #include "schedule/options.h"
 #include "schedule/order/frames.h"
-#include "schedule/recycled.h"
 
 namespace thinwire {
 
@@ -85,7 +85,7 @@ class Prediction {
   void EndStep(double now);
   // Rank 0 has submitted all of the step, and the next one may be another: nothing follows from it.
   // Else its tensors would count with those of the next step that ends.
-  void ForgetStep(double now) { current_.Clear(now); }
+  void ForgetStep(double now) { Begin(now); }
 
   // Once for each step, as soon as all ranks had all of it: the chunks of the next step, in order;
   // their reports have the next call. Empty otherwise.
@@ -117,12 +117,10 @@ class Prediction {
     double begin = 0.0;
     std::vector<Tensor> tensors;
     RecycledMap<size_t> index;  // of a tensor, by id
-
-    Tensor* Find(uint64_t id);
-    void Clear(double now);
   };
 
   Tensor* Find(uint64_t id);
+  void Begin(double now);
   void ForgetBefore(double time);
 
   static constexpr double kNever = std::numeric_limits<double>::infinity();

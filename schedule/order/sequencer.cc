@@ -34,9 +34,9 @@ Sequencer::Sequencer(const Membership& members, const Options& options, Matching
       lead_(members.rank == 0 ? std::make_unique<Lead>(members.size, options, hop_shares)
                               : nullptr),
       tree_(members, options.control_tree_from),
-      alone_(shared == nullptr ? std::make_unique<TensorBook>(1) : nullptr),
-      own_(shared == nullptr ? OwnTensors(*alone_, 0) : OwnTensors(*shared, members.rank)),
-      starts_(members.rank, options, matching, std::move(hop_shares), own_, outbox_),
+      alone_(shared == nullptr ? std::make_unique<TensorBook>(members.rank, 1) : nullptr),
+      book_(shared == nullptr ? *alone_ : *shared),
+      starts_(members.rank, options, matching, std::move(hop_shares), book_, outbox_),
       group_(static_cast<int>(tree_.GroupOf(members.rank).size())),
       roll_(members.rank == 0 ? members.size : 1, kPause * Seconds(options.timeout),
             AnswerPatience(Seconds(options.timeout))),
@@ -63,10 +63,11 @@ void Sequencer::OnSubmit(std::shared_ptr<const Report> submitted, double now,
                          std::shared_ptr<void> host) {
   const Report& report = *submitted;
   const bool reported = report.direct == 0;
-  own_.Insert(report.id(), {.report = std::move(submitted),
-                            .reported = reported,
-                            .host = std::move(host),
-                            .submitted = now});
+  book_.Insert(members_.rank, report.id(),
+               {.report = std::move(submitted),
+                .reported = reported,
+                .host = std::move(host),
+                .submitted = now});
   if (lead_ != nullptr) {
     uint64_t* const calls = lead_->calls.Find(report.key);
     (calls != nullptr ? *calls : lead_->calls.Insert(report.key)) = report.call + 1;
@@ -93,7 +94,7 @@ void Sequencer::OnGroupReport(int rank, const Report& report) {
 // whose group has not all of it.
 void Sequencer::ReportAnew() {
   if (tree_.HeadOf(members_.rank) == 0) return;
-  own_.ForEach([this](const OwnTensor& own) {
+  book_.ForEach(members_.rank, [this](const OwnTensor& own) {
     if (own.report->direct == 0) outbox_.Send(0, FrameType::kReport).report = *own.report;
   });
 }
@@ -141,7 +142,8 @@ void Sequencer::OnMessage(int from, const OrderMessage& message, double now) {
 // done with it.
 bool Sequencer::FinishedHere(const Report& report) const {
   const uint64_t* const calls = lead_->calls.Find(report.key);
-  return calls != nullptr && report.call < *calls && own_.Find(report.id()) == nullptr;
+  return calls != nullptr && report.call < *calls &&
+         book_.Find(members_.rank, report.id()) == nullptr;
 }
 
 void Sequencer::OnReport(int rank, FrameType type, const Report& report, double now) {
@@ -253,13 +255,13 @@ void Sequencer::OnHopDone(const StartChunk& chunk, double now) {
 void Sequencer::OnChunkDone(const StartChunk& chunk, bool last, double now) {
   starts_.OnDone(chunk);
   if (lead_ != nullptr) {
-    const OwnTensor* const own = own_.Find(chunk.id);
+    const OwnTensor* const own = book_.Find(members_.rank, chunk.id);
     const size_t bytes = own == nullptr ? 0 : ChunkBytes(*own->report);
     lead_->prediction.OnChunkDone(chunk.started_s, now, bytes);
     // The last rank's report may be slower than its bytes.
     if (last) lead_->prediction.OnReady(chunk.id, now);
   }
-  if (last) own_.Erase(chunk.id);
+  if (last) book_.Erase(members_.rank, chunk.id);
   if (lead_ != nullptr) {
     lead_->leader.OnChunkDone(chunk.id);
     Announce();
@@ -269,7 +271,7 @@ void Sequencer::OnChunkDone(const StartChunk& chunk, bool last, double now) {
 }
 
 void Sequencer::OnDirectDone(uint64_t id) {
-  own_.Erase(id);
+  book_.Erase(members_.rank, id);
   if (lead_ != nullptr) lead_->leader.Forget(id);
 }
 
@@ -295,7 +297,7 @@ void Sequencer::JudgeOverdue(double now) {
 
 void Sequencer::FindOverdue(double now) {
   const double timeout = Seconds(options_.timeout);
-  own_.ForEach([&](OwnTensor& own) {
+  book_.ForEach(members_.rank, [&](OwnTensor& own) {
     if (now >= own.submitted + (1.0 - kAhead) * timeout) CallRoll(now);
     if (!own.overdue && now >= own.submitted + timeout) {
       own.overdue = own.reported = true;
@@ -381,10 +383,11 @@ bool Leader::Expects(uint64_t id) const {
 }
 
 const Report* Leader::Unreported(int rank) const {
-  for (const auto& [id, tensor] : tensors_) {
-    if (tensor.predicted != 0 && !tensor.reported[rank]) return &tensor.first;
-  }
-  return nullptr;
+  const Report* found = nullptr;
+  tensors_.ForEach([&](uint64_t, const Tensor& tensor) {
+    if (found == nullptr && tensor.predicted != 0 && !tensor.reported[rank]) found = &tensor.first;
+  });
+  return found;
 }
 
 bool Leader::AllHave(uint64_t id) const {
@@ -429,23 +432,24 @@ void Leader::OnChunkDone(uint64_t id) {
 }
 
 std::string Leader::WaitingFor(int rank, uint64_t except) const {
-  for (const auto& [id, tensor] : tensors_) {
-    if (id != except && tensor.reported[rank] && tensor.reports < world_) {
-      return absl::StrCat("; rank ", rank, " has '", tensor.first.name, "' ready instead");
-    }
-  }
-  return "";
+  std::string waiting;
+  tensors_.ForEach([&](uint64_t id, const Tensor& tensor) {
+    if (!waiting.empty() || id == except) return;
+    if (!tensor.reported[rank] || tensor.reports == world_) return;
+    waiting = absl::StrCat("; rank ", rank, " has '", tensor.first.name, "' ready instead");
+  });
+  return waiting;
 }
 
 // The first predicted tensor before a late one that some rank has not submitted: its chunks hold
 // the lanes that the late one waits for.
 const Leader::Tensor* Leader::HoldsUp(const Tensor& late) const {
   const Tensor* first = nullptr;
-  for (const auto& [id, tensor] : tensors_) {
+  tensors_.ForEach([&](uint64_t, const Tensor& tensor) {
     const bool before = tensor.predicted != 0 && tensor.predicted < late.predicted;
-    if (!before || tensor.reports == world_) continue;
+    if (!before || tensor.reports == world_) return;
     if (first == nullptr || tensor.predicted < first->predicted) first = &tensor;
-  }
+  });
   return first;
 }
 
@@ -488,12 +492,12 @@ absl::Status Leader::Diagnose(uint64_t id, const std::vector<int>& silent) const
 
 std::string Leader::Describe() const {
   std::string text;
-  for (const auto& [id, tensor] : tensors_) {
-    if (tensor.reports == world_) continue;
+  tensors_.ForEach([&](uint64_t, const Tensor& tensor) {
+    if (tensor.reports == world_) return;
     absl::StrAppend(&text, "tensor '", tensor.first.name, "' call ", tensor.first.call,
                     tensor.predicted == 0 ? "" : " (predicted)", " waits for ",
                     Ranks(Unset(tensor.reported)), " to submit it\n");
-  }
+  });
   return text;
 }
 

@@ -26,11 +26,11 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "schedule/hash.h"
 #include "schedule/options.h"
 #include "schedule/order/frames.h"
 #include "schedule/order/prediction.h"
 #include "schedule/order/start_queue.h"
-#include "schedule/recycled.h"
 #include "transport/membership.h"
 #include "transport/planes.h"
 
@@ -355,7 +355,7 @@ class Sequencer {
   const std::unique_ptr<Lead> lead_;  // rank 0
   const ControlTree tree_;
   const std::unique_ptr<TensorBook> alone_;  // null with a shared book
-  OwnTensors own_;
+  TensorBook& book_;
   Outbox outbox_;
   StartQueue starts_;
   GroupReports group_;  // of a head

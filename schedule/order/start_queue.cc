@@ -59,12 +59,12 @@ void PredictedQueue::Finish(uint64_t position) {
 }
 
 StartQueue::StartQueue(int rank, const Options& options, Matching matching,
-                       std::vector<double> hop_shares, OwnTensors& own, Outbox& outbox)
+                       std::vector<double> hop_shares, TensorBook& book, Outbox& outbox)
     : rank_(rank),
       lanes_(options.lanes),
       chunk_bytes_(options.chunk_bytes),
       matching_(matching),
-      own_(own),
+      book_(book),
       outbox_(outbox),
       predicted_(options.predicted_lanes, std::move(hop_shares)) {}
 
@@ -100,7 +100,7 @@ void StartQueue::Start(double now) {
 void StartQueue::StartOrdered(double now) {
   while (!ordered_.empty() && running_ < lanes_) {
     const Ordered& next = ordered_.front();
-    OwnTensor* const own = own_.Find(next.id);
+    OwnTensor* const own = book_.Find(rank_, next.id);
     if (own == nullptr) return;  // predicted, and not submitted here yet
     if (!AsPredicted(*own->report, next.partition_hash) || !IsLeft(next.chunk, own)) return;
     outbox_.Start({.id = next.id,
@@ -116,12 +116,12 @@ void StartQueue::StartOrdered(double now) {
 
 void StartQueue::StartPredicted(double now) {
   const auto submitted = [this](uint64_t id) -> const Report* {
-    const OwnTensor* const own = own_.Find(id);
+    const OwnTensor* const own = book_.Find(rank_, id);
     return own == nullptr ? nullptr : own->report.get();
   };
   while (const auto next = predicted_.Next(submitted)) {
     const PredictedChunk& chunk = next->chunk;
-    OwnTensor* const own = own_.Find(chunk.id);
+    OwnTensor* const own = book_.Find(rank_, chunk.id);
     if (own == nullptr) {
       return Fail(absl::FailedPreconditionError(absl::StrCat("rank 0 ordered chunk ", chunk.chunk,
                                                              " of a tensor that rank ", rank_,
@@ -176,7 +176,7 @@ std::string StartQueue::Describe() const {
                                   running_, " running, ", predicted_.size(), " predicted\n");
   const PredictedChunk* const oldest = predicted_.oldest();
   if (oldest == nullptr) return text;
-  const OwnTensor* const own = own_.Find(oldest->id);
+  const OwnTensor* const own = book_.Find(rank_, oldest->id);
   absl::StrAppend(&text, "the oldest predicted chunk is ", oldest->chunk, " of ",
                   own == nullptr ? "a tensor that this rank has not submitted"
                                  : absl::StrCat("'", own->report->name, "'"),

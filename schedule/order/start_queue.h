@@ -15,9 +15,9 @@
 #include <utility>
 #include <vector>
 
+#include "schedule/hash.h"
 #include "schedule/options.h"
 #include "schedule/order/frames.h"
-#include "schedule/recycled.h"
 #include "transport/planes.h"
 
 namespace thinwire {
@@ -39,58 +39,49 @@ struct OwnTensor {
 // time: entries in a map of each rank would be fetched from memory every time. Not thread-safe.
 class TensorBook {
  public:
-  explicit TensorBook(int ranks) : ranks_(ranks) {}
+  // It is of `ranks` ranks, the first of which is `first`.
+  TensorBook(int first, int ranks) : first_(first), ranks_(ranks) {}
+
+  // Null if the rank has none.
+  OwnTensor* Find(int rank, uint64_t id) {
+    Row* const row = rows_.Find(id);
+    if (row == nullptr) return nullptr;
+    OwnTensor& own = row->of[rank - first_];
+    return own.report == nullptr ? nullptr : &own;
+  }
+
+  // In place of what the rank had under the id. The tensor has a report.
+  void Insert(int rank, uint64_t id, OwnTensor tensor) {
+    Row& row = rows_.Insert(id);
+    row.of.resize(ranks_);
+    OwnTensor& own = row.of[rank - first_];
+    if (own.report == nullptr) ++row.taken;
+    own = std::move(tensor);
+  }
+
+  void Erase(int rank, uint64_t id) {
+    Row* const row = rows_.Find(id);
+    if (row == nullptr || row->of[rank - first_].report == nullptr) return;
+    row->of[rank - first_] = OwnTensor();
+    if (--row->taken == 0) rows_.Erase(id);
+  }
+
+  // Calls visit(tensor) for each of the rank's, in no order.
+  template <typename Visit>
+  void ForEach(int rank, Visit visit) {
+    rows_.ForEach([&](uint64_t, Row& row) {
+      if (row.of[rank - first_].report != nullptr) visit(row.of[rank - first_]);
+    });
+  }
 
  private:
-  friend class OwnTensors;
   struct Row {
     std::vector<OwnTensor> of;  // by rank
     int taken = 0;
   };
 
-  const int ranks_;
+  const int first_, ranks_;
   RecycledMap<Row> rows_;  // by id; the values of a spare row are all empty
-};
-
-// A rank's part of a book, which outlives it.
-class OwnTensors {
- public:
-  OwnTensors(TensorBook& book, int rank) : book_(book), rank_(rank) {}
-
-  // Null if there is none.
-  OwnTensor* Find(uint64_t id) const {
-    TensorBook::Row* const row = book_.rows_.Find(id);
-    if (row == nullptr) return nullptr;
-    OwnTensor& own = row->of[rank_];
-    return own.report == nullptr ? nullptr : &own;
-  }
-
-  // In place of what the id had. The tensor has a report.
-  void Insert(uint64_t id, OwnTensor tensor) {
-    TensorBook::Row& row = book_.rows_.Insert(id);
-    row.of.resize(book_.ranks_);
-    if (row.of[rank_].report == nullptr) ++row.taken;
-    row.of[rank_] = std::move(tensor);
-  }
-
-  void Erase(uint64_t id) {
-    TensorBook::Row* const row = book_.rows_.Find(id);
-    if (row == nullptr || row->of[rank_].report == nullptr) return;
-    row->of[rank_] = OwnTensor();
-    if (--row->taken == 0) book_.rows_.Erase(id);
-  }
-
-  // Calls visit(tensor) for each, in no order.
-  template <typename Visit>
-  void ForEach(Visit visit) {
-    for (auto& [id, row] : book_.rows_) {
-      if (row.of[rank_].report != nullptr) visit(row.of[rank_]);
-    }
-  }
-
- private:
-  TensorBook& book_;
-  const int rank_;
 };
 
 // A rank's predicted chunks, from the prediction to their end. Those under way hold a lane, and so
@@ -206,9 +197,9 @@ std::optional<PredictedQueue::Started> PredictedQueue::Next(Submitted submitted)
 
 class StartQueue {
  public:
-  // `own` and `outbox` outlive the queue; it counts the tensors' started chunks.
+  // `book` and `outbox` outlive the queue, which counts the started chunks of the rank's tensors.
   StartQueue(int rank, const Options& options, Matching matching, std::vector<double> hop_shares,
-             OwnTensors& own, Outbox& outbox);
+             TensorBook& book, Outbox& outbox);
 
   void Append(const std::vector<Announcement>& announcements);
   void Append(const std::vector<PredictedChunk>& chunks);
@@ -238,7 +229,7 @@ class StartQueue {
   const int rank_, lanes_;
   const size_t chunk_bytes_;
   const Matching matching_;
-  OwnTensors& own_;
+  TensorBook& book_;
   Outbox& outbox_;
   RingQueue<Ordered> ordered_;  // announced, and with kByOrder predicted, not started
   int running_ = 0;             // of what was ordered

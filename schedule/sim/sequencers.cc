@@ -28,7 +28,7 @@ Sequencers::Sequencers(const Setting& setting, const Wire& wire, Events& events,
       wire_(wire),
       events_(events),
       lanes_(lanes),
-      book_(setting.ranks),
+      book_(0, setting.ranks),
       heads_(setting.ranks) {
   const Options options = OptionsOf(setting);
   const std::vector<double> hop_shares = HopShares(setting.ranks, options);

@@ -7,9 +7,9 @@
 #include <random>
 #include <set>
 
+#include "schedule/hash.h"
 #include "schedule/order/sequencer.h"
 #include "schedule/order/start_queue.h"
-#include "schedule/recycled.h"
 
 namespace thinwire {
 namespace {
@@ -187,33 +187,33 @@ TEST(Policy, GoesByPriorityThenByWhoWasCompleteFirst) {
 
 // Ranks of one book have the same ids, and each knows its own tensors only.
 TEST(TensorBook, EachRankHasItsOwn) {
-  TensorBook book(3);
-  OwnTensors first(book, 0), last(book, 2);
-  const auto count = [](OwnTensors own) {
+  constexpr int kFirst = 5, kLast = 7;
+  TensorBook book(kFirst, 3);
+  const auto count = [&](int rank) {
     int tensors = 0;
-    own.ForEach([&](const OwnTensor&) { ++tensors; });
+    book.ForEach(rank, [&](const OwnTensor&) { ++tensors; });
     return tensors;
   };
   const auto report = std::make_shared<const Report>();
   for (int round = 0; round < 3; ++round) {
-    first.Insert(7, {.report = report, .started = 5});
-    EXPECT_EQ(last.Find(7), nullptr);
-    last.Insert(7, {.report = report});
-    last.Insert(8, {.report = report});
-    EXPECT_EQ(count(first), 1);
-    EXPECT_EQ(count(last), 2);
-    first.Erase(8);
-    EXPECT_NE(last.Find(8), nullptr) << "another rank's";
-    first.Insert(7, {.report = report, .started = 6});  // in place of the one before
-    EXPECT_EQ(first.Find(7)->started, 6u);
-    first.Erase(7);
-    EXPECT_EQ(first.Find(7), nullptr);
-    ASSERT_NE(last.Find(7), nullptr);
-    EXPECT_EQ(last.Find(7)->started, 0u);
-    last.Erase(7);
-    last.Erase(8);
-    last.Erase(8);
-    EXPECT_EQ(count(last), 0);
+    book.Insert(kFirst, 7, {.report = report, .started = 5});
+    EXPECT_EQ(book.Find(kLast, 7), nullptr);
+    book.Insert(kLast, 7, {.report = report});
+    book.Insert(kLast, 8, {.report = report});
+    EXPECT_EQ(count(kFirst), 1);
+    EXPECT_EQ(count(kLast), 2);
+    book.Erase(kFirst, 8);
+    EXPECT_NE(book.Find(kLast, 8), nullptr) << "another rank's";
+    book.Insert(kFirst, 7, {.report = report, .started = 6});  // in place of the one before
+    EXPECT_EQ(book.Find(kFirst, 7)->started, 6u);
+    book.Erase(kFirst, 7);
+    EXPECT_EQ(book.Find(kFirst, 7), nullptr);
+    ASSERT_NE(book.Find(kLast, 7), nullptr);
+    EXPECT_EQ(book.Find(kLast, 7)->started, 0u);
+    book.Erase(kLast, 7);
+    book.Erase(kLast, 8);
+    book.Erase(kLast, 8);
+    EXPECT_EQ(count(kLast), 0);
   }
   EXPECT_EQ(report.use_count(), 1) << "what is erased holds nothing";
 }
@@ -245,7 +245,7 @@ TEST(RecycledMap, IsAMapThatUsesItsValuesAgain) {
     ASSERT_EQ(map.Find(key), known == expected.end() ? nullptr : known->second.second);
     if (step % 100 != 0) continue;
     std::map<uint64_t, std::pair<uint64_t, const uint64_t*>> content;
-    for (const auto& [id, value] : map) content[id] = {value, &value};
+    map.ForEach([&](uint64_t id, const uint64_t& value) { content[id] = {value, &value}; });
     ASSERT_EQ(content, expected) << "step " << step;
   }
   EXPECT_EQ(places.size(), most);

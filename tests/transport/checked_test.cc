@@ -16,7 +16,6 @@
 
 #include "tests/transport/damaged_plane.h"
 #include "tests/transport/late_plane.h"
-#include "transport/checked/crc32c.h"
 
 namespace thinwire {
 namespace {

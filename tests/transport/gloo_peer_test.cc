@@ -16,7 +16,6 @@
 
 #include "tests/effort.h"
 #include "tests/transport/gloo_ranks.h"
-#include "transport/checked/crc32c.h"
 #include "transport/gloo/gloo_links.h"
 
 namespace thinwire {

@@ -9,7 +9,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "transport/checked/crc32c.h"
 #include "transport/gloo/gloo_pair.h"
 #include "transport/store.h"
 

@@ -118,7 +118,7 @@ class GlooLinks;
 //
 // All but SendFrame and Drain are for the loop's thread. It ends when the connection is closed and
 // the loop is done with what was posted.
-class GlooPeer final : private ConnectionObserver {
+class GlooPeer {
  public:
   static constexpr uint64_t kControlSlot = 2;                 // even slots are those of frames
   static constexpr size_t kLargestParcel = size_t{16} << 10;  // bytes of a block
@@ -148,6 +148,12 @@ class GlooPeer final : private ConnectionObserver {
   void ReceiveMessage(uint64_t slot, gloo::transport::UnboundBuffer& buffer, BlockOwner* owner);
   void SendMessage(uint64_t slot, gloo::transport::UnboundBuffer& buffer, BlockOwner* owner);
 
+  // Its connection tells it, with the connection's lock held: it neither sends nor receives then,
+  // nor blocks. Bytes came or left, on the loop's thread; or the connection is closed, for that
+  // reason, which comes once, as the last, from any thread.
+  void OnProgress();
+  void OnClosed(const std::string& why);
+
   // Tells the owners of messages that have ended. May be called with the connection's lock held.
   void CollectMessages();
 
@@ -173,9 +179,6 @@ class GlooPeer final : private ConnectionObserver {
     bool outgoing;
     BlockOwner* owner;
   };
-
-  void OnProgress() override;
-  void OnClosed(const std::string& why) override;
 
   void Post();
   void Run();

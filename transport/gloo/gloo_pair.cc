@@ -16,6 +16,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "transport/gloo/gloo_links.h"
 #include "transport/mesh/tcp.h"
 
 namespace thinwire {
@@ -49,7 +50,7 @@ class GlooPair final : public tcp::Pair {
     }
   }
 
-  void Observe(ConnectionObserver* observer) {
+  void Observe(GlooPeer* observer) {
     observer_ = observer;
     if (!open_) TellClosed();
   }
@@ -70,7 +71,7 @@ class GlooPair final : public tcp::Pair {
  private:
   void handleReadWrite(int events) override {
     tcp::Pair::handleReadWrite(events);
-    if (ConnectionObserver* const observer = observer_) observer->OnProgress();
+    if (GlooPeer* const observer = observer_) observer->OnProgress();
   }
 
   void changeState(state next) noexcept override {
@@ -81,7 +82,7 @@ class GlooPair final : public tcp::Pair {
   }
 
   void TellClosed() {
-    ConnectionObserver* const observer = observer_.exchange(nullptr);
+    GlooPeer* const observer = observer_.exchange(nullptr);
     if (observer != nullptr) observer->OnClosed(Why());
   }
 
@@ -97,7 +98,7 @@ class GlooPair final : public tcp::Pair {
 
   const int socket_;
   std::atomic<bool> open_{true};
-  std::atomic<ConnectionObserver*> observer_{nullptr};
+  std::atomic<GlooPeer*> observer_{nullptr};
 };
 
 GlooPair& PairWith(gloo::Context& context, int peer) {
@@ -211,7 +212,7 @@ std::shared_ptr<gloo::Context> GlooContextOf(int rank, std::vector<Descriptor> c
 
 bool IsConnected(gloo::Context& context, int peer) { return context.getPair(peer) != nullptr; }
 
-void Observe(gloo::Context& context, int peer, ConnectionObserver* observer) {
+void Observe(gloo::Context& context, int peer, GlooPeer* observer) {
   PairWith(context, peer).Observe(observer);
 }
 

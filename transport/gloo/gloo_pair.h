@@ -34,6 +34,8 @@
 
 namespace thinwire {
 
+class GlooPeer;
+
 // Thread-safe.
 class GlooLoop final : private gloo::transport::tcp::Handler {
  public:
@@ -75,21 +77,9 @@ std::shared_ptr<gloo::Context> GlooContextOf(int rank, std::vector<Descriptor> c
 
 bool IsConnected(gloo::Context& context, int peer);
 
-// Hears what happens to one connection. Both calls come with the connection's lock held: they must
-// neither send nor receive by it, nor block.
-class ConnectionObserver {
- public:
-  // Bytes came or left. On the loop's thread.
-  virtual void OnProgress() = 0;
-  // The connection is closed, for this reason. Once, as the last call, from any thread.
-  virtual void OnClosed(const std::string& why) = 0;
-
- protected:
-  ~ConnectionObserver() = default;
-};
-
-// On the loop's thread. The observer lives until it has heard OnClosed.
-void Observe(gloo::Context& context, int peer, ConnectionObserver* observer);
+// On the loop's thread: from here on `observer` hears what happens to that connection, the last
+// time by OnClosed, until which it lives.
+void Observe(gloo::Context& context, int peer, GlooPeer* observer);
 
 // Closes all connections, and returns when the loop has nothing more to do with them, nor with what
 // their observers posted.

@@ -1,11 +1,14 @@
-// The types behind the opaque handles of thinwire.h.
-#ifndef THINWIRE_INTEGRATIONS_C_COMMUNICATOR_H_
-#define THINWIRE_INTEGRATIONS_C_COMMUNICATOR_H_
+// The border: the types behind the opaque handles of thinwire.h. Calls are checked, and
+// absl::Status becomes a tw_status and a message, here and nowhere else.
+#ifndef THINWIRE_INTEGRATIONS_C_BORDER_H_
+#define THINWIRE_INTEGRATIONS_C_BORDER_H_
 
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
+#include <initializer_list>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -16,7 +19,6 @@
 #include "absl/strings/str_cat.h"
 #include "compress/error_feedback.h"
 #include "compress/types.h"
-#include "integrations/c/status.h"
 #include "integrations/c/thinwire.h"
 #include "schedule/engine/engine.h"
 #include "transport/store.h"
@@ -64,6 +66,29 @@ struct tw_work {
 
 namespace thinwire {
 
+// Keeps the message for tw_last_error of this thread and returns the code.
+tw_status ToC(const absl::Status& status);
+
+const char* LastError();
+
+// The way back, for a reason that comes from the caller. A number that is no status is Internal.
+absl::Status FromC(tw_status status, std::string_view message);
+
+// C strings: of callers, of which null means empty, and for callers.
+inline std::string_view TextOf(const char* text) { return text == nullptr ? "" : text; }
+
+// Copies the text and its NUL. InvalidArgument, in which it is called `what`, if the caller's room
+// is too small.
+absl::Status WriteText(const char* what, const std::string& text, char* room, size_t capacity);
+
+// InvalidArgument if `function` got a null pointer, or in a child that was forked from the process
+// of the communicator.
+absl::Status CheckComm(const char* function, const tw_comm* comm,
+                       std::initializer_list<const void*> pointers = {});
+
+// The same for a collective, and for its dtype, op and stream.
+absl::Status CheckCall(const tw_comm* comm, tw_dtype dtype, tw_op op, const void* stream);
+
 // A Store whose set and get are the C caller's functions.
 std::shared_ptr<Store> MakeCallbackStore(const tw_store& callbacks);
 
@@ -95,4 +120,4 @@ inline CallSegments SegmentsOf(const tw_segment* segments, size_t count) {
 
 }  // namespace thinwire
 
-#endif  // THINWIRE_INTEGRATIONS_C_COMMUNICATOR_H_
+#endif  // THINWIRE_INTEGRATIONS_C_BORDER_H_

@@ -1,11 +1,10 @@
-#include "integrations/c/status.h"
+#include "integrations/c/border.h"
 
 #include <algorithm>
 #include <cstring>
 #include <string>
 
 #include "absl/strings/str_cat.h"
-#include "integrations/c/communicator.h"
 
 namespace thinwire {
 namespace {
