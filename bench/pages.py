@@ -141,13 +141,13 @@ def speed_and_accuracy() -> str:
     return _markdown(head, body, steps, runs)
 
 
-def _ddp_steps(result: Result, ways: Iterable[str]) -> str:
+def _ddp_steps(result: Result, ways: Iterable[str], links: Iterable[str] = _DDP_LINKS) -> str:
     form = "{ms:.1f} [{low_ms:.0f}, {high_ms:.0f}], {ratio:.2f} ×"
     body = [
-        [_WAYS[way], *(result.value(form, link=link, subject=way) for link in _DDP_LINKS)]
+        [_WAYS[way], *(result.value(form, link=link, subject=way) for link in links)]
         for way in ways
     ]
-    return _markdown(["", *(_LINKS[link] for link in _DDP_LINKS)], body, result)
+    return _markdown(["", *(_LINKS[link] for link in links)], body, result)
 
 
 def ddp() -> str:
@@ -156,12 +156,7 @@ def ddp() -> str:
 
 def ddp_of_four() -> str:
     result = Result(f"{_XEON}/ddp-4.json")
-    body = [
-        [_LINKS[link], *(result.value(form, link=link, subject="int4") for form in
-         ("{ratio:.2f} ×", "{ratio_low:.2f} to {ratio_high:.2f}"))]
-        for link in ("1gbit", "10gbit")
-    ]  # fmt: skip
-    return _markdown(["link", "int4 over plain, 4 ranks", "95 % interval"], body, result)
+    return _ddp_steps(result, ("plain", "int4", "alone"), ("1gbit", "10gbit"))
 
 
 def ddp_on_a_gpu() -> str:
