@@ -167,7 +167,7 @@ def ddp_on_a_gpu() -> str:
 def never_slower_map() -> str:
     """Of the cells beside the best codec: how many are within 5 % of it, and how many of the others
     had taken it."""
-    files = {_XEON: ("map", "map-fsdp2", "map-fsdp2-long"),
+    files = {_XEON: ("map", "map-fsdp2", "map-fsdp2-long", "map-more", "map-long"),
              _EPYC: ("map-2-1gbit", "map-2-10gbit", "map-2-none")}  # fmt: skip
     sources, body = [], []
     for place, names in files.items():
@@ -177,7 +177,7 @@ def never_slower_map() -> str:
         far = [cell for cell in cells if cell["over_best"] < never_slower.NEAR_BEST]
         figures = [min(ratios), statistics.median(ratios), max(ratios)]
         kinds = " and ".join(dict.fromkeys(cell["kind"].upper() for cell in cells))
-        worlds = " and ".join(str(n) for n in sorted({cell["world"] for cell in cells}))
+        worlds = ", ".join(str(n) for n in sorted({cell["world"] for cell in cells}))
         widths = ", ".join(str(n) for n in sorted({cell["width"] for cell in cells}))
         body.append([
             kinds, worlds, widths, str(len(cells)), *(f"{figure:.2f} ×" for figure in figures),
