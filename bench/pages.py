@@ -272,13 +272,14 @@ def own_rates() -> str:
 
 
 def drift() -> str:
-    result = Result(f"{_H200}/accuracy/drift/drift.json")
+    results = [Result(f"{place}/accuracy/drift/drift.json") for place in (_H200, _XEON)]
+    names = {"gpt AdamW": "GPT, AdamW", "charlm": "LSTM, SGD"}
     body = [
-        [row["method"], str(row["seeds"]),
+        [names[row["task"]], row["method"], str(row["seeds"]),
          f"{row['drift_percent']:+.2f} ± {row['standard_error']:.2f} %"]
-        for row in result.rows
+        for result in results for row in result.rows
     ]  # fmt: skip
-    return _markdown(["codec", "seeds", "training loss over fp32's"], body, result)
+    return _markdown(["model", "codec", "seeds", "training loss over fp32's"], body, *results)
 
 
 def precision() -> str:
