@@ -165,8 +165,8 @@ def ddp_on_a_gpu() -> str:
 
 
 def never_slower_map() -> str:
-    """Of the cells beside the best codec: how many are within 5 % of it, and how many of the others
-    had taken it."""
+    """Counts the cells that are within 5 % of the best codec, and those of the others that had
+    taken it."""
     files = {_XEON: ("map", "map-fsdp2", "map-fsdp2-long", "map-more", "map-long"),
              _EPYC: ("map-2-1gbit", "map-2-10gbit", "map-2-none")}  # fmt: skip
     sources, body = [], []

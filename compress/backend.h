@@ -37,7 +37,7 @@ struct EncodeArgs {
   float* threshold = nullptr;
   // With a velocity, which is only read, beta * velocity + gradient is encoded in the gradient's
   // place, rounded as by Accumulate.
-  // Of a codec of entries, with a residual, it is the local momentum u of DGC (Lin et al., arXiv
+  // A codec of entries with a residual keeps the local momentum u of DGC here (Lin et al., arXiv
   // 1712.01887, section 3.1, momentum correction; 3.2, factor masking): u = beta * u + g, x = u +
   // residual, and u = 0 where an entry is sent (unless spec.masking is off). With Nesterov x = g +
   // beta * u + residual. Without a velocity x = g + residual.
