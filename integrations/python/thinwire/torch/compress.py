@@ -159,6 +159,12 @@ def _hook_on(
     state = State(codec, group, names=names, **options)
     if state.config.momentum and optimizer is not None:
         state.take_momentum(optimizer, warm_up_steps=warm_up_steps)
+    elif warm_up_steps is not None:
+        state.close()
+        raise InvalidArgumentError(
+            f"compress got warm_up_steps={warm_up_steps!r} for codec {state.codec!r}, expected it "
+            "with onebit and optimizer=Adam or AdamW only; leave it out"
+        )
     if delayed := set(map(id, private.delayed_parameters(model))):
         state.note_bypassed({
             private.plain_name(name): p.numel()

@@ -129,6 +129,11 @@ class State(GradientExchange):
             raise errors.InvalidArgumentError("this state is paired with an optimizer already")
         if is_adam(optimizer) and self.config.momentum:
             self._take_adam(OneBitAdam(optimizer, warm_up_steps))
+        elif warm_up_steps is not None:
+            raise errors.InvalidArgumentError(
+                f"take_momentum got warm_up_steps={warm_up_steps} for a "
+                f"{type(optimizer).__name__}, expected it with Adam or AdamW only; leave it out"
+            )
         else:
             super().take_momentum(optimizer, name_of or self._layout.name_of)
 
