@@ -6,8 +6,8 @@ its own learning rate.
 
 A method's rate is chosen on a validation split, with seeds of its own, from the grid of rates.py;
 then it trains with seeds that no choice has seen, and is judged by the test set. Each run is a file
-in OUT/runs; a run whose recipe is the same is not repeated. Writes OUT/accuracy.json, accuracy.md,
-accuracy.png and curves.png."""
+in OUT/runs; a run whose recipe is the same is not repeated. Writes OUT/accuracy.json and
+accuracy.md."""
 
 from __future__ import annotations
 
@@ -242,8 +242,9 @@ def runs_together(task: Task, method: str) -> bool:
     return task.dirichlet is None and (task.optimizer == "sgd" or not METHODS[method].owns_momentum)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def make_parser(description: str) -> argparse.ArgumentParser:
+    """The options that all programs of runs have; drift.py has other defaults."""
+    parser = argparse.ArgumentParser(description=description.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("build/accuracy"))
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--choices", type=int, default=2, help="seeds that choose a rate; 0: none")
@@ -255,26 +256,34 @@ def main() -> int:
     parser.add_argument("--rate_part", type=float, default=1, help="so many times smaller rates")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="runs at a time")
     parser.add_argument("--device", default="cpu", help="cuda: a cell's runs side by side")
+    return parser
+
+
+def cells_of(arguments: argparse.Namespace, **of_task: Any) -> list[Cell]:
+    """Every method on every task that it goes with. of_task: fields of all tasks."""
+    tasks = [
+        dataclasses.replace(
+            task, steps=task.steps // arguments.steps_part,
+            batch=task.batch // arguments.batch_part, rate=task.rate / arguments.rate_part,
+        )
+        for task in (TASKS[name] for name in arguments.tasks.split(","))
+    ]  # fmt: skip
+    return [
+        Cell(dataclasses.replace(task, **of_task), method, arguments.seeds, arguments.choices,
+             arguments.workers, arguments.device)
+        for task in tasks for method in arguments.methods.split(",") if runs_together(task, method)
+    ]  # fmt: skip
+
+
+def main() -> int:
+    parser = make_parser(__doc__)
     parser.add_argument("--report", action="store_true", help="of the runs that are there")
     parser.add_argument("--short", action="store_true", help="one seed, the MLP, few steps")
     arguments = parser.parse_args()
-    tasks, methods = arguments.tasks.split(","), arguments.methods.split(",")
-    seeds, choices, steps_part = arguments.seeds, arguments.choices, arguments.steps_part
     if arguments.short:
-        tasks, methods = ["mlp"], list(_SHORT_METHODS)
-        seeds, choices, steps_part = 1, 0, _SHORT_STEPS
-    cells = []
-    for task in map(TASKS.__getitem__, tasks):
-        task = dataclasses.replace(
-            task, steps=task.steps // steps_part, batch=task.batch // arguments.batch_part,
-            rate=task.rate / arguments.rate_part,
-        )  # fmt: skip
-        mine = [method for method in methods if runs_together(task, method)]
-        cells += [
-            Cell(task, method, seeds, choices, arguments.workers, arguments.device)
-            for method in mine
-        ]
-    results = Results(arguments.out)
+        arguments.tasks, arguments.methods = "mlp", ",".join(_SHORT_METHODS)
+        arguments.seeds, arguments.choices, arguments.steps_part = 1, 0, _SHORT_STEPS
+    cells, results = cells_of(arguments), Results(arguments.out)
     if not arguments.report:
         carry_out(cells, results, arguments.jobs)
     found = [results.row(run) for cell in cells for run in cell.tests(results)]
