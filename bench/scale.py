@@ -1,7 +1,7 @@
 """How an allreduce scales with the number of ranks: measured for 2 to 16 of them on one machine,
 and simulated for thousands.
 
-    python -m bench.scale measure FILE [--rounds N]   runs scale_bench: lines of JSON
+    python -m bench.scale measure FILE [--rounds N]   lines of JSON; ranks are threads
     python -m bench.scale report FILE FOLDER          calibrates the simulator with 2, 4 and 8 flat
                                                       ranks of FILE, holds it against the others,
                                                       and simulates up to 4,096: scale.json and .png
@@ -17,19 +17,27 @@ import json
 import math
 import statistics
 import subprocess
+import tempfile
+import threading
+import time
 from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from scipy.optimize import nnls
+from thinwire.comm import Communicator
+from thinwire.config import Config
 
 from bench import harness
+from bench.folder_store import FolderStore
 from bench.harness import Row
 
 BUILD = harness.ROOT / "build/bench"
 MIB = 1 << 20
 CALIBRATED, HELD_OUT = (2, 4, 8), (3, 6, 12, 16)
+WARM_UP, REPETITIONS = 2, 11
 CORES = 2  # of the machine that all measured ranks share
 GRADIENTS = 1_300_000_000  # bytes of fp32: BERT-Large's
 RANKS = (16, 64, 256, 1024, 4096)
@@ -59,6 +67,38 @@ class Costs(NamedTuple):
 # Measured settings.
 
 
+def measure_one(ranks: int, size: int, chunk: int, codec: str, topology: str) -> Row:
+    """Times of an allreduce of `size` bytes over Gloo's loopback, and of the processor for all
+    ranks together. They are threads of this process, each with a communicator of its own."""
+    barrier, times = threading.Barrier(ranks), []
+    settings = {"codec": codec, "topology": topology, "chunk_bytes": chunk, "transport": "gloo"}
+    config = Config(min_bytes=0, **settings)
+
+    def be(rank: int, folder: str) -> None:
+        comm = Communicator(rank, ranks, FolderStore(folder), "scale", config)
+        noise = np.sin(np.arange(size // 4) % 997 + rank).astype(np.float32)
+        values = np.empty_like(noise)
+        for _ in range(WARM_UP + REPETITIONS):
+            values[:] = noise
+            barrier.wait()
+            wall, processor = time.perf_counter(), time.process_time()
+            comm.start(values.ctypes.data, values.size, "float32", "mean", "g").wait()
+            barrier.wait()
+            if rank == 0:
+                times.append((time.perf_counter() - wall, time.process_time() - processor))
+            barrier.wait()
+        comm.close()
+
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(ranks) as pool:
+        list(pool.map(be, range(ranks), [folder] * ranks))
+    wall, processor = (np.array(each) for each in zip(*times[WARM_UP:], strict=True))
+    low, middle, high = 1e3 * np.quantile(wall, (0.1, 0.5, 0.75))
+    return settings | {
+        "ranks": ranks, "bytes": size, "repetitions": REPETITIONS, "ms": middle, "low_ms": low,
+        "high_ms": high, "processor_ms": 1e3 * np.median(processor),
+    }  # fmt: skip
+
+
 def measure(file: Path, rounds: int) -> None:
     settings = [
         (n, size, chunk, "int4", "flat")
@@ -76,13 +116,8 @@ def measure(file: Path, rounds: int) -> None:
     ]
     with file.open("w") as out:
         for _ in range(rounds):
-            for n, size, chunk, codec, topology in settings:
-                command = [BUILD / "scale_bench", n, size, chunk, 11, "gloo", codec, topology]
-                line = subprocess.run(
-                    [str(part) for part in command], check=True, capture_output=True, text=True
-                ).stdout
-                out.write(line)
-                out.flush()
+            for setting in settings:
+                print(json.dumps(measure_one(*setting)), file=out, flush=True)
 
 
 def load(file: Path) -> list[Row]:
