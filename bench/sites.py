@@ -184,19 +184,11 @@ def measure(parameters: int, rounds: int) -> list[harness.Row]:
     if importlib.util.find_spec("torchft") is not None:
         subjects["torchft fp32"] = torchfts(parameters)
     turns = {name: (next(subject), next(subject)) for name, subject in subjects.items()}
-    seconds: dict[str, list[float]] = {name: [] for name in subjects}
-    sent: dict[str, list[int]] = {name: [] for name in subjects}
-    for number in range(rounds + 1):  # the first one connects
+    took: dict[str, list[tuple[float, int]]] = {name: [] for name in subjects}
+    for _ in range(rounds + 1):
         for name, (prepare, exchange) in turns.items():
             prepare()
-            start_together()
-            before, start = sent_bytes(), time.monotonic()
-            exchange()
-            took = time.monotonic() - start
-            dist.barrier()
-            if number > 0:
-                seconds[name].append(took)
-                sent[name].append(sent_bytes() - before)
+            took[name].append(timed_round(exchange))
     for subject in subjects.values():
         for _ in subject:
             pass
@@ -210,14 +202,26 @@ def measure(parameters: int, rounds: int) -> list[harness.Row]:
             if spec
             else (2 * others / (others + 1) * 4 * numel)
         )
-        rows.append({
-            "subject": name,
-            "seconds": statistics.median(seconds[name]),
-            "fastest": min(seconds[name]), "slowest": max(seconds[name]),
-            "sent_bytes": statistics.median(sent[name]),
-            "formula_bytes": formula,
-        })  # fmt: skip
+        rows.append(row_of(name, took[name][1:], formula))  # the first one connects
     return rows
+
+
+def timed_round(exchange: Callable[[], None]) -> tuple[float, int]:
+    """Seconds of a round, and bytes that this member sent."""
+    start_together()
+    before, start = sent_bytes(), time.monotonic()
+    exchange()
+    took = time.monotonic() - start
+    dist.barrier()
+    return took, sent_bytes() - before
+
+
+def row_of(subject: str, took: Sequence[tuple[float, int]], formula: float | None) -> harness.Row:
+    seconds, sent = zip(*took, strict=True)
+    return {
+        "subject": subject, "seconds": statistics.median(seconds), "fastest": min(seconds),
+        "slowest": max(seconds), "sent_bytes": statistics.median(sent), "formula_bytes": formula,
+    }  # fmt: skip
 
 
 def race(subject: str, every: int | datetime.timedelta, slower: int, rounds: int) -> dict:
@@ -357,11 +361,11 @@ def measure_slow(rounds: int) -> list[harness.Row]:
     return rows
 
 
-def smoothed(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Each (when, loss) with the mean of the last LOOKS losses."""
-    losses = [loss for _, loss in points]
+def smoothed(points: Sequence[Sequence[float]], looks: int = LOOKS) -> list[tuple[float, float]]:
+    """Each (when, loss) with the mean of the last losses."""
+    losses = [point[1] for point in points]
     return [
-        (points[end - 1][0], statistics.mean(losses[max(0, end - LOOKS) : end]))
+        (points[end - 1][0], statistics.mean(losses[max(0, end - looks) : end]))
         for end in range(1, len(losses) + 1)
     ]
 
@@ -381,26 +385,19 @@ def peers(given: argparse.Namespace) -> list[harness.Row]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--link", default="100mbit")
-    parser.add_argument("--delay_ms", type=float, default=20.0, help="one way")
+    parser = harness.lab_parser("bench.sites", __doc__)
     parser.add_argument("--members", type=int, default=2)
     parser.add_argument("--megaparameters", type=float, default=5.0)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--streaming", action="store_true", help="what fragments hide")
     parser.add_argument("--slow", action="store_true", help="one member of unequal speed")
-    parser.add_argument("--out", type=Path, default=Path("build/sites.json"))
     given = parser.parse_args()
     if harness.is_rank():
         if given.slow:
             return harness.be_rank(lambda: measure_slow(given.rounds))
         what = measure_streaming if given.streaming else measure
         return harness.be_rank(lambda: what(int(given.megaparameters * 1e6), given.rounds))
-    if given.link != lab.LOOPBACK and (refusal := lab.can_shape()):
-        print(f"skipped: {refusal}", file=sys.stderr)
-        return lab.SKIPPED
-    with lab.open_lab(given.members, given.link, delay_ms=given.delay_ms) as place:
-        rows = harness.run_ranks(place, sys.argv[1:], 540, "bench.sites")
+    rows = harness.run_in_lab(given, given.members, 540, "bench.sites")
     if given.streaming or given.slow:
         columns = SLOW_COLUMNS if given.slow else STREAMING_COLUMNS
     else:
