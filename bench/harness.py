@@ -242,9 +242,18 @@ def write(out: Path, rows: Iterable[Row], *packages: str, **more: Any) -> dict[s
     return result
 
 
-def table(rows: Sequence[Row], columns: Mapping[str, str]) -> str:
+def table(rows: Sequence[Row], columns: Mapping[str, str] | None = None) -> str:
     """A Markdown table. columns: a format of a row's fields ("{ms:.1f}") by its heading; a row that
-    lacks a field has an empty cell there."""
+    lacks a field has an empty cell there. None: every field that is a number or a word."""
+    if columns is None:
+        fields = dict.fromkeys(
+            field for row in rows for field, value in row.items()
+            if isinstance(value, int | float | str)
+        )  # fmt: skip
+        words = ([row.get(field, "") for field in fields] for row in rows)
+        return markdown(
+            fields, ([f"{w:.4g}" if isinstance(w, float) else str(w) for w in row] for row in words)
+        )
 
     def cell(row: Row, form: str) -> str:
         with contextlib.suppress(KeyError):

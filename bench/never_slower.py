@@ -61,22 +61,29 @@ def cells_of(files: Iterable[Iterable[Row]]) -> list[Row]:
     return [*{tuple(c[f] for f in FIELDS): c for rows in files for c in cells(rows)}.values()]
 
 
-def summary(found: list[Row]) -> str:
-    kept = sum(cell["ratio"] >= NEVER_SLOWER for cell in found)
-    proven = sum(cell["ratio_high"] < NEVER_SLOWER for cell in found)
-    near, of_all = (
-        sum(cell[over] >= NEAR_BEST for cell in found) for over in ("over_best", "over_all")
-    )
-    far = [cell for cell in found if cell["over_best"] < NEAR_BEST]
-    same = sum(cell.get("chosen") == cell["best"] for cell in far)
+def counts(found: list[Row]) -> Row:
+    """What the cells' figures come to. near: within 5 % of the best codec that auto may take;
+    taken: those of the others that had taken it."""
     ratios = [cell["ratio"] for cell in found]
+    far = [cell for cell in found if cell["over_best"] < NEAR_BEST]
+    return {
+        "cells": len(found), "least": min(ratios), "median": statistics.median(ratios),
+        "most": max(ratios), "slower": sum(ratio < 1 for ratio in ratios),
+        "kept": sum(ratio >= NEVER_SLOWER for ratio in ratios),
+        "proven": sum(cell["ratio_high"] < NEVER_SLOWER for cell in found),
+        "near": len(found) - len(far),
+        "taken": sum(cell.get("chosen") == cell["best"] for cell in far),
+        "near_all": sum(cell["over_all"] >= NEAR_BEST for cell in found),
+    }  # fmt: skip
+
+
+def summary(found: list[Row]) -> str:
     return (
-        f"{len(found)} cells. Over the uncompressed step: median {statistics.median(ratios):.2f}, "
-        f"least {min(ratios):.2f}; {kept} are at {NEVER_SLOWER} or above, and {proven} are below "
-        f"it with all of their interval. Within {1 - NEAR_BEST:.0%} of the best fixed way that "
-        f"auto may take: {near} (of the others auto took that way in {same}), of the best of all: "
-        f"{of_all}."
-    )
+        "{cells} cells. Over the uncompressed step: median {median:.2f}, least {least:.2f}; {kept} "
+        f"are at {NEVER_SLOWER} or above, and {{proven}} are below it with all of their interval. "
+        f"Within {1 - NEAR_BEST:.0%} of the best fixed way that auto may take: {{near}} (of the "
+        "others auto took that way in {taken}), of the best of all: {near_all}."
+    ).format_map(counts(found))
 
 
 def plot(found: list[Row], path: Path) -> None:

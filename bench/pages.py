@@ -180,22 +180,15 @@ def delays(rows: list[Row]) -> list[Row]:
 
 
 def map_counts(rows: list[Row]) -> Iterable[Row]:
-    """Counts the cells that are within 5 % of the best codec, and those of the others that had
-    taken it. A row for each machine."""
+    """A row for each machine."""
     for _, group in groupby(rows, lambda row: row["file"].split("/")[0]):
         files = (list(of_file) for _, of_file in groupby(group, itemgetter("file")))
         cells = never_slower.cells_of(files)
-        ratios = [cell["ratio"] for cell in cells]
-        far = [cell for cell in cells if cell["over_best"] < never_slower.NEAR_BEST]
-        yield {
+        yield never_slower.counts(cells) | {
             "kinds": " and ".join(dict.fromkeys(cell["kind"].upper() for cell in cells)),
             "worlds": ", ".join(map(str, sorted({cell["world"] for cell in cells}))),
             "widths": ", ".join(map(str, sorted({cell["width"] for cell in cells}))),
-            "cells": len(cells), "least": min(ratios), "median": statistics.median(ratios),
-            "most": max(ratios), "slower": sum(ratio < 1 for ratio in ratios),
-            "near": len(cells) - len(far),
-            "taken": sum(cell.get("chosen") == cell["best"] for cell in far),
-        }  # fmt: skip
+        }
 
 
 def allreduces(rows: list[Row]) -> Iterable[Row]:

@@ -55,26 +55,6 @@ STEP_S, ROUND_STEPS, SLOWER = 0.03, 16, 4  # of the slow member's measurement
 SHOWN, LOOKS = 2000, 4  # images; looks whose mean must be at the target
 PEERS = ("hivemind", "flwr")
 
-COLUMNS = {
-    "": "{subject}",
-    "seconds": "{seconds:.3f} ({fastest:.3f} to {slowest:.3f})",
-    "torchft / it": "{torchft_over_it:.1f}",
-    "sent, bytes": "{sent_bytes:.0f}",
-    "of the formula": "{of_formula:.3f}",
-}
-STREAMING_COLUMNS = {
-    "": "{subject}",
-    "seconds, a round of the model": "{seconds:.3f}",
-    "hidden": "{hidden:.1%}",
-    f"peak in {PEAK_S} s, of its bytes (a layer is 1 / {LAYERS})": "{peak:.3f}",
-}
-SLOW_COLUMNS = {
-    "": "{subject}",
-    "a round, s": "{round_s:.3f}",
-    "to the loss": "{target:.3f}",
-    "after, s": "{seconds_to_target:.2f}",
-}
-
 
 class Manager:
     """What torchft's DiLoCo asks of its Manager, for members that stay: the mean by torch's own
@@ -398,10 +378,7 @@ def main() -> int:
         what = measure_streaming if given.streaming else measure
         return harness.be_rank(lambda: what(int(given.megaparameters * 1e6), given.rounds))
     rows = harness.run_in_lab(given, given.members, 540, "bench.sites")
-    if given.streaming or given.slow:
-        columns = SLOW_COLUMNS if given.slow else STREAMING_COLUMNS
-    else:
-        columns = COLUMNS
+    if not given.streaming and not given.slow:
         rows += peers(given)
         base = next((row["seconds"] for row in rows if row["subject"] == "torchft fp32"), None)
         for row in rows:
@@ -410,7 +387,7 @@ def main() -> int:
             if row["formula_bytes"]:  # hivemind has none: it splits by measured bandwidth
                 row["of_formula"] = row["sent_bytes"] / row["formula_bytes"]
     harness.write(given.out, rows, "torchft", link=given.link, delay_ms=given.delay_ms)
-    print(harness.table(rows, columns))
+    print(harness.table(rows))
     return 0
 
 

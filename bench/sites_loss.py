@@ -183,12 +183,7 @@ def main() -> int:
         given.out, found["rows"], target=found["target"], link=given.link, delay_ms=given.delay_ms
     )
     plot(result, given.plot)
-    base = found["rows"][0]["seconds_to_target"]
-    print(f"loss {found['target']:.3f} after")
-    for row in found["rows"]:
-        took = row["seconds_to_target"]
-        words = "not reached" if took is None else f"{took:8.2f} s, {base / took:6.1f} x"
-        print(f"{row['subject']:26} {words}")
+    print(harness.table(found["rows"]))
     return 0
 
 

@@ -80,43 +80,6 @@ LATENCIES_S = tuple(tenths * 1e-5 for tenths in range(2, 42, 4))
 ORDER_STEPS, STRAGGLER_STEPS = 30, 10_000
 WARMUP = 10
 
-FORMULA_COLUMNS = {
-    "workers": "{workers}",
-    "servers": "{servers}",
-    "link": "{link}",
-    "servers' link": "{server_link}",
-    "codec": "{codec}",
-    "allreduce, ms": "{baseline_ms:.0f}",
-    "store, ms": "{ms:.0f}",
-    "measured": "**{ratio:.2f}**",
-    "95 % interval": "{ratio_low:.2f} to {ratio_high:.2f}",
-    "by the bytes": "{formula:.2f}",
-    "measured / by the bytes": "{of_formula:.2f}",
-}
-ORDER_COLUMNS = {
-    "subject": "{subject}",
-    "ms a step": "{ms:.0f}",
-    "middle half": "{low_ms:.0f} to {high_ms:.0f}",
-    "over fifo int4": "**{ratio:.2f}**",
-    "95 % interval": "{ratio_low:.2f} to {ratio_high:.2f}",
-    "P3 int4 over it": "{of_p3:.2f}",
-}
-STRAGGLER_COLUMNS = {
-    "workers": "{what}",
-    "mode": "{subject}",
-    "ms an update": "{ms:.1f}",
-    "over sync": "**{ratio:.2f}**",
-    "95 % interval": "{ratio_low:.2f} to {ratio_high:.2f}",
-}
-SIMULATED_COLUMNS = {
-    "what": "{what}",
-    "subject": "{subject}",
-    "ms": "{ms:.1f}",
-    "by the latency": "{low_ms:.1f} to {high_ms:.1f}",
-    "over the first": "**{ratio:.2f}**",
-    "at most": "{bound:.2f}",
-}
-
 
 def bytes_bound(workers: int, servers: int, faster: float) -> float:
     """The store's speed over an allreduce's by the bytes that each link carries. faster: a server's
@@ -473,19 +436,16 @@ def run(arguments: argparse.Namespace) -> list[Row]:
             print(f"{part}: skipped, {refusal}", flush=True)
             continue
         if part == "formula":
-            rows, columns = list(formula(arguments)), FORMULA_COLUMNS
+            rows = list(formula(arguments))
         elif part == "order":
-            members = sum(ORDER_PLACE)
-            rows = in_lab(arguments, part, *ORDER_PLACE, [LINK] * members)
-            columns = ORDER_COLUMNS
+            rows = in_lab(arguments, part, *ORDER_PLACE, [LINK] * sum(ORDER_PLACE))
         elif part == "stragglers":
             links = [lab.LOOPBACK] * (STRAGGLER_WORKERS + 1)
             rows = in_lab(arguments, part, STRAGGLER_WORKERS, 1, links)
-            columns = STRAGGLER_COLUMNS
         elif part == "simulated":
-            rows, columns = [*simulated_orders(), *simulated_stragglers()], SIMULATED_COLUMNS
+            rows = [*simulated_orders(), *simulated_stragglers()]
         else:
-            rows, columns = list(store_kills.rows(arguments.kills)), store_kills.COLUMNS
-        print(harness.table(rows, columns) + "\n", flush=True)
+            rows = list(store_kills.rows(arguments.kills))
+        print(harness.table(rows) + "\n", flush=True)
         found += [{"part": part} | row for row in rows]
     return found

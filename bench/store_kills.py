@@ -31,17 +31,6 @@ WINDOW_S = 1.5  # of steps that are counted before a kill, and after it
 JOURNAL_STEPS = 25  # from one kill to the next
 JOURNAL_BYTES = 2_000_000  # from one snapshot to the next, less than two kills are apart
 
-COLUMNS = {
-    "mode": "{mode}",
-    "killed": "{victim}",
-    "kills": "{kills}",
-    "errors": "{errors}",
-    "median": "{median:.3f} {unit}",
-    "p99": "{p99:.3f} {unit}",
-    "lowest, highest": "{low:.3f}, {high:.3f}",
-    "same digest": "{same_digest}",
-}
-
 _forks = multiprocessing.get_context("forkserver")
 
 SERVER = """

@@ -16,12 +16,6 @@ from bench.accuracy.report import mean_error
 from bench.accuracy.run import Cell, Results, carry_out, cells_of, make_parser
 from bench.accuracy.training import DRIFTING
 
-COLUMNS = {
-    "task": "{task}", "batch": "{batch}", "workers": "{workers}", "method": "{method}",
-    "seeds": "{seeds}",
-    "tail loss over fp32's, %": "{drift_percent:+.3f} ± {standard_error:.3f}",
-}  # fmt: skip
-
 
 def drift_of(results: Results, cell: Cell, baseline: Cell) -> harness.Row | None:
     """A row: percent of fp32's tail loss, mean and spread over seeds; None before two seeds."""
@@ -56,7 +50,7 @@ def main() -> int:
     found = (drift_of(results, cell, exact[cell.task.name]) for cell in cells)
     rows = [row for row in found if row and row["method"] != "fp32"]
     result = harness.write(arguments.out / "drift.json", rows)
-    text = harness.table(rows, COLUMNS)
+    text = harness.table(rows)
     head = f"# Drift over {arguments.steps} steps\n\n{harness.headline(result)}\n\n"
     (arguments.out / "drift.md").write_text(f"{head}{text}\n")
     print(text)
