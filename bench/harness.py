@@ -181,6 +181,15 @@ def run_in_lab(given: argparse.Namespace, hosts: int, timeout_s: float, module: 
         return run_ranks(place, sys.argv[1:], timeout_s, module)
 
 
+def simulate(kind: str, lines: Iterable[str]) -> list[Row]:
+    """A row for each line, as bench/sched/simulate.cc has them."""
+    done = subprocess.run(
+        [ROOT / "build/bench/simulate", kind], input="\n".join(lines), stdout=subprocess.PIPE,
+        check=True, text=True,
+    )  # fmt: skip
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
 # Results.
 
 

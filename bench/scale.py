@@ -16,7 +16,6 @@ import argparse
 import json
 import math
 import statistics
-import subprocess
 import tempfile
 import threading
 import time
@@ -34,7 +33,6 @@ from bench import harness
 from bench.folder_store import FolderStore
 from bench.harness import Row
 
-BUILD = harness.ROOT / "build/bench"
 MIB = 1 << 20
 CALIBRATED, HELD_OUT = (2, 4, 8), (3, 6, 12, 16)
 WARM_UP, REPETITIONS = 2, 11
@@ -190,11 +188,7 @@ def simulate(cases: list[Case], costs: Costs) -> list[Row]:
         link = (case.bytes_per_s, case.latency_s, case.cores)
         messages = (costs.message_s, costs.byte_s, costs.exchange_s)
         lines.append((*case[:6], *link, *messages, *codec, case.loops, case.lanes))
-    text = "\n".join(" ".join(str(part) for part in line) for line in lines)
-    done = subprocess.run(
-        [BUILD / "scale_sim"], input=text, check=True, capture_output=True, text=True
-    )
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    return harness.simulate("ranks", (" ".join(map(str, line)) for line in lines))
 
 
 def hold_against(rows: list[Row], costs: Costs) -> list[Row]:

@@ -100,6 +100,14 @@ def model_of(parameters: int) -> torch.nn.Sequential:
     return torch.nn.Sequential(*(torch.nn.Linear(width, width, bias=False) for _ in range(LAYERS)))
 
 
+def learner(parameters: int) -> tuple[torch.nn.Module, torch.optim.SGD, torch.optim.SGD]:
+    """A model, its inner optimizer, which leaves it to learn(), and the outer one."""
+    model = model_of(parameters)
+    inner = torch.optim.SGD(model.parameters(), lr=0.0)
+    outer = torch.optim.SGD(model.parameters(), lr=0.7, momentum=0.9, nesterov=True)
+    return model, inner, outer
+
+
 def learn(model: torch.nn.Module, number: int) -> None:
     """A local step, as far as a round sees it."""
     generator = torch.Generator().manual_seed(100 * number + dist.get_rank())
@@ -111,9 +119,7 @@ def learn(model: torch.nn.Module, number: int) -> None:
 def ours(codec: str, parameters: int) -> Iterator[Callable[[], None]]:
     from thinwire.torch import sites
 
-    model = model_of(parameters)
-    inner = torch.optim.SGD(model.parameters(), lr=0.0)
-    outer = torch.optim.SGD(model.parameters(), lr=0.7, momentum=0.9, nesterov=True)
+    model, inner, outer = learner(parameters)
     with sites.DiLoCo(
         sites.static(), [model], inner, outer, 1 << 30, codec=codec, weight=1.0
     ) as diloco:
@@ -125,9 +131,7 @@ def ours(codec: str, parameters: int) -> Iterator[Callable[[], None]]:
 def torchfts(parameters: int) -> Iterator[Callable[[], None]]:
     from torchft.local_sgd import DiLoCo
 
-    model = model_of(parameters)
-    inner = torch.optim.SGD(model.parameters(), lr=0.0)
-    outer = torch.optim.SGD(model.parameters(), lr=0.7, momentum=0.9, nesterov=True)
+    model, inner, outer = learner(parameters)
     numbers = iter(range(1 << 30))
     with DiLoCo(Manager(), [model], inner, outer, 1):
         yield lambda: learn(model, next(numbers))
@@ -277,9 +281,7 @@ def train(codec: str | None, delay: int, step_s: float, cycles: int, parameters:
     """Trains for rounds of the whole model, layer by layer; codec None: without rounds."""
     from thinwire.torch import sites
 
-    model = model_of(parameters)
-    inner = torch.optim.SGD(model.parameters(), lr=0.0)
-    outer = torch.optim.SGD(model.parameters(), lr=0.7, momentum=0.9, nesterov=True)
+    model, inner, outer = learner(parameters)
 
     def cycle() -> None:
         for _ in range(LAYERS * STEPS):

@@ -29,13 +29,11 @@ import argparse
 import contextlib
 import ctypes
 import functools
-import json
 import multiprocessing
 import os
 import random
 import signal
 import statistics
-import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -331,15 +329,6 @@ def straggler_rows(arguments: argparse.Namespace, stores: list[Any]) -> list[Row
     return found
 
 
-def simulate(lines: Sequence[str]) -> list[Row]:
-    """bench/sched/store_sim.cc says what a line has; one row for each."""
-    program = harness.ROOT / "build/bench/store_sim"
-    done = subprocess.run(
-        [program], input="\n".join(lines), stdout=subprocess.PIPE, check=True, text=True
-    )
-    return [json.loads(line) for line in done.stdout.splitlines()]
-
-
 def simulated_orders() -> Iterator[Row]:
     """For each codec its orders. bound: the most that an order can have over the simulated fifo."""
     workers, servers = ORDER_PLACE
@@ -352,7 +341,7 @@ def simulated_orders() -> Iterator[Row]:
     for codec in reversed(CODECS):
         fifo = 0.0
         for name in ORDERS:
-            steps = simulate([
+            steps = harness.simulate("store", [
                 f"{workers} {servers} {rate} {rate} {latency} {codec} sync {name} 1 0 1 "
                 f"{WARMUP} {ORDER_STEPS} 0 {layers}"
                 for latency in LATENCIES_S
@@ -372,7 +361,7 @@ def simulated_stragglers() -> Iterator[Row]:
     """An exchange takes no time: only the ledger makes workers wait."""
     modes = {mode: name.removeprefix("dist_") for mode, name in MODES.items()}
     for what, straggling in ((HALF, "2 0 1"), (SPIKES, "1 0.1 4")):
-        rows = simulate([
+        rows = harness.simulate("store", [
             f"{STRAGGLER_WORKERS} 1 1e15 1e15 0 int4 {mode} fifo {straggling} "
             f"{WARMUP} {STRAGGLER_STEPS} 0 {SMALL} 0 {STEP_S}"
             for mode in modes.values()

@@ -19,7 +19,7 @@ from thinwire.torch.group import Group, count_user
 from thinwire.torch.sites.meeting import Epoch
 
 from bench.accuracy.tasks import Task, evaluate, loss_of
-from bench.accuracy.training import Curve, row_of
+from bench.accuracy.training import Curve, make_optimizers, row_of
 
 Outer = tuple[float, float]  # rate and Nesterov momentum of the outer SGD
 AVERAGE: tuple[Outer, ...] = ((1.0, 0.0),)
@@ -147,10 +147,7 @@ class _Member:
         torch.manual_seed(seed)
         self.task, self.model = task, task.make_model()
         self.parameters = list(self.model.parameters())
-        if task.optimizer == "adamw":
-            self.inner: torch.optim.Optimizer = torch.optim.AdamW(self.parameters, lr=task.rate)
-        else:
-            self.inner = torch.optim.SGD(self.parameters, lr=task.rate, momentum=task.momentum)
+        (self.inner,) = make_optimizers(task, dict(self.model.named_parameters()), task.momentum)
         self.schedule = torch.optim.lr_scheduler.LambdaLR(self.inner, task.rate_factor)
         rate, momentum = outer
         self.diloco = sites.DiLoCo(

@@ -12,8 +12,7 @@ import torch
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from bench.accuracy.tasks import Task, evaluate, loss_of
-from bench.accuracy.two_hop import ExactRest, Exchange, TwoHop
-from bench.accuracy.workers import Workers
+from bench.accuracy.two_hop import ExactRest, Exchange, TwoHop, Workers
 
 POINTS = 40  # of a learning curve
 

@@ -81,7 +81,7 @@ def test_orders_take_turns_in_one_run(monkeypatch):
 
 
 @pytest.mark.skipif(
-    not (store.harness.ROOT / "build/bench/store_sim").exists(), reason="store_sim is not built"
+    not (store.harness.ROOT / "build/bench/simulate").exists(), reason="simulate is not built"
 )
 def test_simulated_rows_keep_their_bounds_and_the_known_ratios():
     orders = {row["subject"]: row for row in store.simulated_orders()}
