@@ -24,7 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,7 @@ Turn = Callable[[int], list[float]]  # steps -> seconds of each
 Subjects = Mapping[str, AbstractContextManager[Turn]]
 Row = dict[str, Any]
 ROOT = Path(__file__).resolve().parents[1]
+PYTHONPATH = os.pathsep.join([str(ROOT), str(ROOT / "integrations/python")])
 LEAST_TURNS = 5
 _RANK_OUT = "BENCH_RANK_OUT"  # set in a rank: the file for rank 0's rows
 
@@ -138,10 +139,15 @@ def be_rank(rows: Callable[[], Any]) -> int:
     dist.init_process_group("gloo")
     found = rows()
     if dist.get_rank() == 0:
-        Path(os.environ[_RANK_OUT]).write_text(json.dumps(found))
+        hand_over(found)
     dist.barrier()
     dist.destroy_process_group()
     return 0
+
+
+def hand_over(found: Any) -> None:
+    """In rank 0: gives the parent what JSON holds."""
+    Path(os.environ[_RANK_OUT]).write_text(json.dumps(found))
 
 
 def run_ranks(
@@ -150,14 +156,15 @@ def run_ranks(
     timeout_s: float,
     module: str = "bench",
     python: str = sys.executable,
+    **settings: object,
 ) -> Any:
     """Rank 0's rows of `python -m bench`, or of another module, with the arguments `argv`, run as
-    every rank of a lab. RuntimeError if a rank fails."""
+    every rank of a lab. settings: of the environment. RuntimeError if a rank fails."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "rows.json"
-        paths = os.pathsep.join([str(ROOT), str(ROOT / "integrations/python")])
-        settings = [f"{_RANK_OUT}={out}", f"PYTHONPATH={paths}"]
-        place.run(["env", *settings, python, "-m", module, *argv], timeout_s)
+        settings |= {_RANK_OUT: out, "PYTHONPATH": PYTHONPATH}
+        words = [f"{name}={value}" for name, value in settings.items()]
+        place.run(["env", *words, python, "-m", module, *argv], timeout_s)
         return json.loads(out.read_text())
 
 
@@ -249,6 +256,22 @@ def write(out: Path, rows: Iterable[Row], *packages: str, **more: Any) -> dict[s
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(result, indent=1) + "\n")
     return result
+
+
+@contextlib.contextmanager
+def picture(path: Path, *shape: int, **options: Any) -> Iterator[Any]:
+    """The axes of a picture, as pyplot.subplots() makes them. It is written at the end."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(*shape, **options)
+    yield axes
+    figure.tight_layout()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
 
 
 def table(rows: Sequence[Row], columns: Mapping[str, str] | None = None) -> str:

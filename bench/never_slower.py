@@ -87,11 +87,6 @@ def summary(found: list[Row]) -> str:
 
 
 def plot(found: list[Row], path: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
     links = list(dict.fromkeys(cell["link"] for cell in found))
     lines = sorted(
         {(cell["link"], cell["delay_ms"]) for cell in found},
@@ -99,27 +94,25 @@ def plot(found: list[Row], path: Path) -> None:
     )
     columns = sorted({(cell["kind"], cell["world"], cell["width"]) for cell in found})
     grid = [[math.nan] * len(columns) for _ in lines]
-    figure, axis = plt.subplots(figsize=(2.6 + 0.62 * len(columns), 1.9 + 0.36 * len(lines)))
-    for cell in found:
-        line = lines.index((cell["link"], cell["delay_ms"]))
-        column = columns.index((cell["kind"], cell["world"], cell["width"]))
-        grid[line][column] = math.log2(cell["ratio"])
-        weight = "bold" if cell["ratio_high"] < NEVER_SLOWER else "normal"
-        text = f"{cell['ratio']:.2f}"
-        axis.text(column, line, text, ha="center", va="center", fontsize=8, weight=weight)
-    # White is as fast as uncompressed, blue is faster, red is slower.
-    axis.imshow(grid, cmap="RdBu", vmin=-3, vmax=3, aspect="auto", alpha=0.7)
-    axis.set_xticks(
-        range(len(columns)),
-        [f"{kind}\n{width}\n{world} ranks" for kind, world, width in columns],
-        fontsize=7,
-    )
-    names = [f"{link}, {delay:g} ms" if delay else link for link, delay in lines]
-    axis.set_yticks(range(len(lines)), names, fontsize=8)
-    axis.set_title('codec="auto" over the uncompressed step', fontsize=10)
-    figure.tight_layout()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110)
+    size = (2.6 + 0.62 * len(columns), 1.9 + 0.36 * len(lines))
+    with harness.picture(path, figsize=size) as axis:
+        for cell in found:
+            line = lines.index((cell["link"], cell["delay_ms"]))
+            column = columns.index((cell["kind"], cell["world"], cell["width"]))
+            grid[line][column] = math.log2(cell["ratio"])
+            weight = "bold" if cell["ratio_high"] < NEVER_SLOWER else "normal"
+            text = f"{cell['ratio']:.2f}"
+            axis.text(column, line, text, ha="center", va="center", fontsize=8, weight=weight)
+        # White is as fast as uncompressed, blue is faster, red is slower.
+        axis.imshow(grid, cmap="RdBu", vmin=-3, vmax=3, aspect="auto", alpha=0.7)
+        axis.set_xticks(
+            range(len(columns)),
+            [f"{kind}\n{width}\n{world} ranks" for kind, world, width in columns],
+            fontsize=7,
+        )
+        names = [f"{link}, {delay:g} ms" if delay else link for link, delay in lines]
+        axis.set_yticks(range(len(lines)), names, fontsize=8)
+        axis.set_title('codec="auto" over the uncompressed step', fontsize=10)
 
 
 def main() -> int:

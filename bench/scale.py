@@ -238,33 +238,26 @@ def curves(costs: Costs) -> list[Row]:
 
 
 def plot(rows: list[Row], path: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(1, len(PANELS), figsize=(14, 3.8), sharey=True)
-    for axis, panel in zip(axes, PANELS, strict=True):
-        for name, style in zip(BUCKETS, ("--", "-"), strict=True):
-            for topology, colour in (("flat", "tab:gray"), ("grid", "tab:blue")):
-                wanted = (panel, name, topology)
-                chosen = [r for r in rows if (r["panel"], r["bucket"], r["topology"]) == wanted]
-                axis.plot(
-                    [row["ranks"] for row in chosen], [row["efficiency"] for row in chosen],
-                    style, color=colour, marker="o", markersize=3,
-                    label=f"{topology}, buckets of {name}",
-                )  # fmt: skip
-        axis.axhline(0.9, color="black", linewidth=0.5)
-        axis.set_xscale("log", base=2)
-        axis.set_xticks(RANKS, [str(n) for n in RANKS], fontsize=8)
-        axis.set_xlabel("ranks")
-        axis.set_title(panel, fontsize=10)
-        axis.grid(alpha=0.3)
-    axes[0].set_ylim(0, 1.02)
-    axes[0].set_ylabel("time of the bytes / simulated time")
-    axes[0].legend(fontsize=8, loc="lower left")
-    figure.tight_layout()
-    figure.savefig(path, dpi=110)
+    with harness.picture(path, 1, len(PANELS), figsize=(14, 3.8), sharey=True) as axes:
+        for axis, panel in zip(axes, PANELS, strict=True):
+            for name, style in zip(BUCKETS, ("--", "-"), strict=True):
+                for topology, colour in (("flat", "tab:gray"), ("grid", "tab:blue")):
+                    wanted = (panel, name, topology)
+                    chosen = [r for r in rows if (r["panel"], r["bucket"], r["topology"]) == wanted]
+                    axis.plot(
+                        [row["ranks"] for row in chosen], [row["efficiency"] for row in chosen],
+                        style, color=colour, marker="o", markersize=3,
+                        label=f"{topology}, buckets of {name}",
+                    )  # fmt: skip
+            axis.axhline(0.9, color="black", linewidth=0.5)
+            axis.set_xscale("log", base=2)
+            axis.set_xticks(RANKS, [str(n) for n in RANKS], fontsize=8)
+            axis.set_xlabel("ranks")
+            axis.set_title(panel, fontsize=10)
+            axis.grid(alpha=0.3)
+        axes[0].set_ylim(0, 1.02)
+        axes[0].set_ylabel("time of the bytes / simulated time")
+        axes[0].legend(fontsize=8, loc="lower left")
 
 
 def report(file: Path, folder: Path) -> None:

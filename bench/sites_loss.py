@@ -147,26 +147,18 @@ def measure(every: int, seconds: float) -> dict[str, Any]:
 
 
 def plot(result: dict, path: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axis = plt.subplots(figsize=(7.5, 4))
-    for row in result["rows"]:
-        style = "-" if row["subject"].startswith("DiLoCo") else "--"
-        seconds, losses = zip(*smoothed(row["points"], LOOKS), strict=True)
-        axis.plot(seconds, losses, style, label=row["subject"])
-    axis.axhline(result["target"], color="black", linewidth=0.5)
-    axis.set_xscale("log")
-    axis.set_xlabel("seconds of training, two sites")
-    axis.set_ylabel(f"test loss, mean of {LOOKS} looks")
-    axis.set_title(f"{result['link']}, {result['delay_ms']:g} ms one way", fontsize=10)
-    axis.grid(alpha=0.3)
-    axis.legend(fontsize=8)
-    figure.tight_layout()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110)
+    with harness.picture(path, figsize=(7.5, 4)) as axis:
+        for row in result["rows"]:
+            style = "-" if row["subject"].startswith("DiLoCo") else "--"
+            seconds, losses = zip(*smoothed(row["points"], LOOKS), strict=True)
+            axis.plot(seconds, losses, style, label=row["subject"])
+        axis.axhline(result["target"], color="black", linewidth=0.5)
+        axis.set_xscale("log")
+        axis.set_xlabel("seconds of training, two sites")
+        axis.set_ylabel(f"test loss, mean of {LOOKS} looks")
+        axis.set_title(f"{result['link']}, {result['delay_ms']:g} ms one way", fontsize=10)
+        axis.grid(alpha=0.3)
+        axis.legend(fontsize=8)
 
 
 def main() -> int:

@@ -401,10 +401,9 @@ def rank(arguments: argparse.Namespace) -> int:
 def in_lab(
     arguments: argparse.Namespace, part: str, workers: int, servers: int, links: Sequence[str]
 ) -> list[Row]:
-    os.environ["THINWIRE_SERVERS"] = str(servers)
     argv = ["store", f"--parts={part}", f"--seconds={arguments.seconds}"]
     with lab.open_lab(workers + servers, links) as place:
-        return harness.run_ranks(place, argv, 3600.0)
+        return harness.run_ranks(place, argv, 3600.0, THINWIRE_SERVERS=servers)
 
 
 def formula(arguments: argparse.Namespace) -> Iterator[Row]:

@@ -6,20 +6,17 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
-import subprocess
 import sys
 import time
 from dataclasses import dataclass
 from typing import Any
 
-from bench import lab
+from bench import harness, lab
 from bench.accuracy.tasks import TASKS, Task, evaluate, loss_of
 from bench.accuracy.training import Curve, batches, row_of
-from bench.store_kills import environment_of
 
 _PHASES = 20  # of the rate: all workers wait for one another where it changes
-_TIMEOUT_S = 120.0  # of each wait
+_TIMEOUT_S, _RUN_S = 120.0, 86400.0  # of each wait, and of a run
 
 
 @dataclass(frozen=True)
@@ -65,7 +62,7 @@ METHODS = {
 
 def _work(task: Task, method: StoreMethod, momentum: float, seed: int, split: str) -> None:
     """A worker, or the server, which does not return from the optimizer's constructor. Worker 0
-    prints the row."""
+    hands over its part of the row."""
     import torch
     from thinwire.torch import ParameterServerOptimizer
 
@@ -97,7 +94,7 @@ def _work(task: Task, method: StoreMethod, momentum: float, seed: int, split: st
     store.pull(list(parameters), [p.data for p in parameters.values()])
     if store.rank == 0:
         judged = evaluate(model, getattr(task.data, split)())
-        print(json.dumps({"judged": judged, "curve": curve.points}), flush=True)
+        harness.hand_over({"judged": judged, "curve": curve.points})
     served.close()
 
 
@@ -108,23 +105,10 @@ def train(task: Task, method: StoreMethod, outer: tuple[float], seed: int, worke
     start, momentum = time.monotonic(), outer[0]
     rate = method.rate(task, momentum)
     arguments = [task.name, task.steps, task.batch, rate, method.name, momentum, seed, split]
-    command = [sys.executable, "-m", "bench.accuracy.stores", json.dumps(arguments)]
-    size, port = workers + 1, lab.free_port()
-    started = []
-    try:
-        for rank in range(size):
-            own = environment_of(rank, port, size)
-            started.append(
-                subprocess.Popen(command, env=os.environ | own, stdout=subprocess.PIPE, text=True)
-            )
-        printed = [process.communicate()[0] for process in started]
-    finally:
-        for process in started:
-            process.kill()
-            process.wait()
-    if any(process.returncode for process in started):
-        raise RuntimeError(f"{method.name}: exits {[process.returncode for process in started]}")
-    found = json.loads(printed[0].splitlines()[-1])
+    found = harness.run_ranks(
+        lab.Lab(workers + 1, lab.LOOPBACK), [json.dumps(arguments)], _RUN_S,
+        "bench.accuracy.stores", THINWIRE_SERVERS=1,
+    )  # fmt: skip
     return row_of(
         task, method, seed=seed, split=split, workers=workers, **found,
         ratio=_ratio(task, method.codec), seconds=time.monotonic() - start,
