@@ -13,6 +13,7 @@ the machine, while the clock on the wall does."""
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import statistics
@@ -166,41 +167,22 @@ def calibrate(rows: list[Row]) -> Costs:
 # Simulations.
 
 
-class Case(NamedTuple):
-    ranks: int
-    size: int
-    bucket: int
-    chunk: int  # 0: the library's
-    codec: str
-    topology: str
-    bytes_per_s: float
-    latency_s: float
-    cores: int
-    loops: int = 1
-    lanes: int = 4
+MEASURED = {"rate": 1e12, "latency_s": 0.0, "cores": CORES, "loops": 1, "lanes": 4}
 
 
-def simulate(cases: list[Case], costs: Costs) -> list[Row]:
-    # A third of the codec's time each; the sum is what was fitted.
-    codec = [costs.element_s / 3] * 3
-    lines = []
-    for case in cases:
-        link = (case.bytes_per_s, case.latency_s, case.cores)
-        messages = (costs.message_s, costs.byte_s, costs.exchange_s)
-        lines.append((*case[:6], *link, *messages, *codec, case.loops, case.lanes))
-    return harness.simulate("ranks", (" ".join(map(str, line)) for line in lines))
+def simulate(cases: list[Row], costs: Costs) -> list[Row]:
+    """rate: bytes a second of a rank's link. chunk_bytes of 0: the library's."""
+    codec = " ".join([f"{costs.element_s / 3}"] * 3)  # a third each; the sum is what was fitted
+    line = (
+        "{ranks} {bytes} {bucket_bytes} {chunk_bytes} {codec} {topology} {rate} {latency_s} {cores}"
+        f" {costs.message_s} {costs.byte_s} {costs.exchange_s} {codec} {{loops}} {{lanes}}"
+    )
+    return harness.simulate("ranks", map(line.format_map, cases))
 
 
 def hold_against(rows: list[Row], costs: Costs) -> list[Row]:
     """Predictions for all that was measured. The loopback has no rate of its own."""
-    cases = [
-        Case(
-            row["ranks"], row["bytes"], row["bytes"], row["chunk_bytes"], row["codec"],
-            row["topology"], 1e12, 0.0, CORES,
-        )
-        for row in rows
-    ]  # fmt: skip
-    simulated = simulate(cases, costs)
+    simulated = simulate([row | MEASURED | {"bucket_bytes": row["bytes"]} for row in rows], costs)
     for row, found in zip(rows, simulated, strict=True):
         row["simulated_ms"] = 1e3 * found["step_s"]
         row["held_out"] = row["ranks"] not in CALIBRATED
@@ -210,28 +192,18 @@ def hold_against(rows: list[Row], costs: Costs) -> list[Row]:
 
 
 def curves(costs: Costs) -> list[Row]:
-    found = []
-    for panel, (bits_per_s, loops, lanes) in PANELS.items():
-        labels = [
-            (name, topology, ranks)
-            for name in BUCKETS
-            for topology in ("flat", "grid")
-            for ranks in RANKS
-        ]
-        rate = bits_per_s / 8
-        cases = [
-            Case(
-                ranks, GRADIENTS, BUCKETS[name], 0, "int4", topology, rate, LATENCY_S, 0,
-                loops, lanes,
-            )
-            for name, topology, ranks in labels
-        ]  # fmt: skip
-        rows = simulate(cases, costs)
-        for row, (name, topology, _) in zip(rows, labels, strict=True):
-            row |= {"panel": panel, "bucket": name, "topology": topology}
-            row["efficiency"] = row["wire_bytes"] / rate / row["step_s"]
-            found.append(row)
-    return found
+    cases = [
+        {"panel": panel, "bucket": name, "topology": topology, "ranks": ranks, "codec": "int4",
+         "bytes": GRADIENTS, "bucket_bytes": BUCKETS[name], "chunk_bytes": 0,
+         "rate": bits_per_s / 8, "latency_s": LATENCY_S, "cores": 0, "loops": loops, "lanes": lanes}
+        for panel, (bits_per_s, loops, lanes) in PANELS.items()
+        for name, topology, ranks in itertools.product(BUCKETS, ("flat", "grid"), RANKS)
+    ]  # fmt: skip
+    rows = simulate(cases, costs)
+    for row, case in zip(rows, cases, strict=True):
+        row |= {key: case[key] for key in ("panel", "bucket", "topology")}
+        row["efficiency"] = row["wire_bytes"] / case["rate"] / row["step_s"]
+    return rows
 
 
 # What is written.
