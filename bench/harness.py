@@ -282,10 +282,13 @@ def table(rows: Sequence[Row], columns: Mapping[str, str] | None = None) -> str:
             field for row in rows for field, value in row.items()
             if isinstance(value, int | float | str)
         )  # fmt: skip
-        words = ([row.get(field, "") for field in fields] for row in rows)
-        return markdown(
-            fields, ([f"{w:.4g}" if isinstance(w, float) else str(w) for w in row] for row in words)
-        )
+
+        def word(value: Any) -> str:
+            return (
+                f"{value:.4g}" if isinstance(value, float) else str("" if value is None else value)
+            )
+
+        return markdown(fields, ([word(row.get(field)) for field in fields] for row in rows))
 
     def cell(row: Row, form: str) -> str:
         with contextlib.suppress(KeyError):

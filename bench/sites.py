@@ -116,7 +116,11 @@ def learn(model: torch.nn.Module, number: int) -> None:
             p.add_(torch.randn(p.shape, generator=generator), alpha=1e-3)
 
 
-def ours(codec: str, parameters: int) -> Iterator[Callable[[], None]]:
+Round = tuple[Callable[[], None], Callable[[], None]]  # local steps, and the exchange
+
+
+@contextlib.contextmanager
+def ours(codec: str, parameters: int) -> Iterator[Round]:
     from thinwire.torch import sites
 
     model, inner, outer = learner(parameters)
@@ -124,18 +128,17 @@ def ours(codec: str, parameters: int) -> Iterator[Callable[[], None]]:
         sites.static(), [model], inner, outer, 1 << 30, codec=codec, weight=1.0
     ) as diloco:
         numbers = iter(range(1 << 30))
-        yield lambda: learn(model, next(numbers))
-        yield diloco.sync
+        yield (lambda: learn(model, next(numbers)), diloco.sync)
 
 
-def torchfts(parameters: int) -> Iterator[Callable[[], None]]:
+@contextlib.contextmanager
+def torchfts(parameters: int) -> Iterator[Round]:
     from torchft.local_sgd import DiLoCo
 
     model, inner, outer = learner(parameters)
     numbers = iter(range(1 << 30))
     with DiLoCo(Manager(), [model], inner, outer, 1):
-        yield lambda: learn(model, next(numbers))
-        yield inner.step
+        yield (lambda: learn(model, next(numbers)), inner.step)
 
 
 def sent_bytes() -> int:
@@ -167,15 +170,13 @@ def measure(parameters: int, rounds: int) -> list[harness.Row]:
     subjects = {name: ours(codec, parameters) for name, codec in CODECS.items()}
     if importlib.util.find_spec("torchft") is not None:
         subjects["torchft fp32"] = torchfts(parameters)
-    turns = {name: (next(subject), next(subject)) for name, subject in subjects.items()}
     took: dict[str, list[tuple[float, int]]] = {name: [] for name in subjects}
-    for _ in range(rounds + 1):
-        for name, (prepare, exchange) in turns.items():
-            prepare()
-            took[name].append(timed_round(exchange))
-    for subject in subjects.values():
-        for _ in subject:
-            pass
+    with contextlib.ExitStack() as stack:
+        turns = {name: stack.enter_context(subject) for name, subject in subjects.items()}
+        for _ in range(rounds + 1):
+            for name, (prepare, exchange) in turns.items():
+                prepare()
+                took[name].append(timed_round(exchange))
     others = dist.get_world_size() - 1
     rows = []
     for name in subjects:

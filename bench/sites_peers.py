@@ -32,7 +32,9 @@ _SERVER_PORT = 29600
 # hivemind.
 
 
-def averagers(parameters: int, compression: Any) -> Iterator[Callable[[], None]]:
+@contextlib.contextmanager
+def averagers(parameters: int, compression: Any) -> Iterator[Callable[[], None] | None]:
+    """A round; None if hivemind averages nothing."""
     import hivemind
 
     me, world, address = dist.get_rank(), dist.get_world_size(), os.environ["MASTER_ADDR"]
@@ -65,8 +67,7 @@ def averagers(parameters: int, compression: Any) -> Iterator[Callable[[], None]]
         )
     whole = torch.tensor(off < 0.1)
     dist.all_reduce(whole, op=dist.ReduceOp.MIN)
-    if whole:
-        yield exchange
+    yield exchange if whole else None
     averager.shutdown()
     dht.shutdown()
 
@@ -79,15 +80,12 @@ def hivemind_rows(parameters: int, rounds: int) -> list[dict]:
         ("fp16", hivemind.compression.Float16Compression()),
         ("8 bit", hivemind.compression.Uniform8BitQuantization()),
     ):
-        subject = averagers(parameters, compression)
-        exchange = next(subject, None)
-        if exchange is None:
-            print(f"hivemind {name} is left out: step() returned and averaged nothing", flush=True)
-            continue
-        took = [timed_round(exchange) for _ in range(rounds)]
-        rows.append(row_of(f"hivemind {name}", took, None))
-        for _ in subject:
-            pass
+        with averagers(parameters, compression) as exchange:
+            if exchange is None:
+                print(f"hivemind {name} is left out: step() averaged nothing", flush=True)
+            else:
+                took = [timed_round(exchange) for _ in range(rounds)]
+                rows.append(row_of(f"hivemind {name}", took, None))
     return rows
 
 
