@@ -20,46 +20,59 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from bench import harness, lab, store
 from bench.harness import Row
 
+
+class Kind(NamedTuple):
+    """links, ways: what is measured unless the options say other."""
+
+    what: str
+    links: str = ""
+    ways: str = ""
+    kinds: str = ""  # of steps, with ; between them, that are measured in its place
+
+
 KINDS = {
-    "ddp": "a DDP step by each way of exchanging gradients, over plain DDP",
-    "fsdp2": "an FSDP2 step, over FSDP2's own collectives",
-    "frameworks": "a step of each framework with int4, over the framework's own exchange",
-    "one_word": "programs with the backend thinwire in place of gloo, over these with gloo",
-    "buckets": "a DDP step by bucket_cap_mb, over that with the one that advise takes",
-    "priority": "steps under p3 and wfbp, and of FSDP2 with as many bytes, over fifo, where "
-    "exchanging takes as long as computing",
-    "allreduce": "one allreduce by size and codec, over Gloo's fp32 allreduce",
-    "latency": "small allreduces among 2, 4 and 8 ranks, over Gloo's",
-    "map": "DDP and FSDP2 with codec='auto' on a grid of links, over the uncompressed step",
-    "store": "the parameter server: over an allreduce, its orders, with stragglers, under kills",
-}
-LINKS = {
-    "ddp": "1gbit,10gbit,loopback",
-    "fsdp2": "1gbit",
-    "frameworks": "1gbit",
-    "one_word": "1gbit",
-    "buckets": "1gbit",
-    "priority": "200mbit",
-    "allreduce": "1gbit,10gbit,loopback",
-    "latency": lab.LOOPBACK,
-    "map": "100mbit,1gbit,10gbit,none",
-}
-WAYS = {
-    "ddp": "plain,bf16 hook,int8,int4,adaptive,onebit,topk:density=0.01,alone",
-    "fsdp2": "plain,int8,int4,adaptive",
-    "frameworks": "plain,int4",
-    "one_word": "plain,int4",
-    "buckets": "int4",
-    "priority": "fifo,wfbp,p3,p3 planned,fsdp2,alone",
-    "allreduce": "fp32,bf16,int8,int4,onebit,onebit:down=onebit,topk,adaptive,fp32+checksum",
-    "latency": "fp32,int4",
-    "map": "plain,auto,int8,int4,adaptive",
-}
+    "ddp": Kind(
+        "a DDP step by each way of exchanging gradients, over plain DDP", "1gbit,10gbit,loopback",
+        "plain,bf16 hook,int8,int4,adaptive,onebit,topk:density=0.01,alone",
+    ),
+    "fsdp2": Kind(
+        "an FSDP2 step, over FSDP2's own collectives", "1gbit", "plain,int8,int4,adaptive"
+    ),
+    "frameworks": Kind(
+        "a step of each framework with int4, over the framework's own exchange", "1gbit",
+        "plain,int4",
+    ),
+    "one_word": Kind(
+        "programs with the backend thinwire in place of gloo, over these with gloo", "1gbit",
+        "plain,int4",
+    ),
+    "buckets": Kind(
+        "a DDP step by bucket_cap_mb, over that with the one that advise takes", "1gbit", "int4"
+    ),
+    "priority": Kind(
+        "steps under p3 and wfbp, and of FSDP2 with as many bytes, over fifo, where exchanging "
+        "takes as long as computing", "200mbit", "fifo,wfbp,p3,p3 planned,fsdp2,alone",
+    ),
+    "allreduce": Kind(
+        "one allreduce by size and codec, over Gloo's fp32 allreduce", "1gbit,10gbit,loopback",
+        "fp32,bf16,int8,int4,onebit,onebit:down=onebit,topk,adaptive,fp32+checksum",
+    ),
+    "latency": Kind(
+        "small allreduces among 2, 4 and 8 ranks, over Gloo's", lab.LOOPBACK, "fp32,int4"
+    ),
+    "map": Kind(
+        "DDP and FSDP2 with codec='auto' on a grid of links, over the uncompressed step",
+        "100mbit,1gbit,10gbit,none", "plain,auto,int8,int4,adaptive", "ddp;fsdp2",
+    ),
+    "store": Kind(
+        "the parameter server: over an allreduce, its orders, with stragglers, under kills"
+    ),
+}  # fmt: skip
 COLUMNS = {
     "link": "{link}",
     "ranks": "{world}",
@@ -80,9 +93,8 @@ ALLREDUCE_COLUMNS = {  # as nccl-tests prints them; GB are 10^9 bytes
     "#wrong": "{wrong}",
     "over Gloo's fp32": "**{ratio:.2f}**",
 }
-MAP_KINDS = "ddp;fsdp2"
-CELL = ("link", "delay_ms", "world", "kind", "width")  # of the kind map
 TIMEOUT_S = 3600.0
+PACKAGES = ("lightning", "accelerate", "transformers")  # whose versions a result has
 
 
 def step_rows(arguments: argparse.Namespace) -> list[Row]:
@@ -193,13 +205,12 @@ def cells(arguments: argparse.Namespace) -> Iterator[tuple[str, float, int, int]
             yield link, delay_ms, 2, 2
 
 
-def measure_cell(arguments: argparse.Namespace, place: lab.Lab, width: int) -> list[Row]:
-    if arguments.kind in ("allreduce", "latency"):
+def measure_cell(arguments: argparse.Namespace, place: lab.Lab, kind: str, width: int) -> list[Row]:
+    if kind in ("allreduce", "latency"):
         return allreduce_rows(place, arguments)
     given = {key: value for key, value in vars(arguments).items() if value is not None}
     options = [f"--{key}={value}" for key, value in given.items() if key not in ("kind", "resume")]
-    rows = harness.run_ranks(place, [arguments.kind, *options, f"--width={width}"], TIMEOUT_S)
-    return [{"kind": arguments.kind, "width": width} | row for row in rows]
+    return harness.run_ranks(place, [kind, *options, f"--width={width}"], TIMEOUT_S)
 
 
 def show(found: list[Row]) -> None:
@@ -209,22 +220,7 @@ def show(found: list[Row]) -> None:
     print(harness.table(found, columns) + "\n", flush=True)
 
 
-def run(arguments: argparse.Namespace) -> list[Row]:
-    refusal, rows = lab.can_shape(), []
-    for link, delay_ms, hosts, ranks in cells(arguments):
-        if link != lab.LOOPBACK and refusal:
-            print(f"{link}: skipped, {refusal}", flush=True)
-            continue
-        setting = {"link": link, "delay_ms": delay_ms, "world": hosts * ranks, "hosts": hosts}
-        with lab.open_lab(hosts, link, delay_ms=delay_ms, ranks_per_host=ranks) as place:
-            found = [setting | row for row in measure_cell(arguments, place, arguments.width)]
-        if found:
-            show(found)
-        rows += found
-    return rows
-
-
-def run_map(arguments: argparse.Namespace, out: Path) -> list[Row]:
+def run(arguments: argparse.Namespace, out: Path) -> list[Row]:
     """Writes `out` after each cell. With --resume the cells that it has stay as they are; they must
     be of this commit, since a result names one."""
     rows: list[Row] = []
@@ -235,31 +231,39 @@ def run_map(arguments: argparse.Namespace, out: Path) -> list[Row]:
                 f"{out} is of commit {result['commit']}; --resume needs it checked out"
             )
         rows = result["rows"]
-    if refusal := lab.can_shape():
-        print(f"map: skipped, {refusal}", flush=True)
-        return rows
-    end = time.monotonic() + 60 * arguments.minutes
-    kinds, widths = names_of(arguments) or MAP_KINDS.split(";"), arguments.widths.split(",")
-    for place_of, kind, width in itertools.product(cells(arguments), kinds, map(int, widths)):
-        link, delay_ms, world, _ = place_of
-        cell = dict(zip(CELL, (link, delay_ms, world, kind, width), strict=True))
+    refusal, end = lab.can_shape(), time.monotonic() + 60 * arguments.minutes
+    kinds, widths = [arguments.kind], str(arguments.width)
+    if several := KINDS[arguments.kind].kinds:
+        kinds, widths = names_of(arguments) or several.split(";"), arguments.widths
+    for place_of, kind, width in itertools.product(
+        cells(arguments), kinds, map(int, widths.split(","))
+    ):
+        link, delay_ms, hosts, ranks = place_of
+        cell = {
+            "link": link, "delay_ms": delay_ms, "world": hosts * ranks, "hosts": hosts,
+            "kind": kind, "width": width,
+        }  # fmt: skip
         if any(cell.items() <= row.items() for row in rows):
+            continue
+        if link != lab.LOOPBACK and refusal:
+            print(f"{cell}: skipped, {refusal}", flush=True)
             continue
         if time.monotonic() > end:
             print(f"{cell}: skipped, the {arguments.minutes:g} minutes are over", flush=True)
             continue
-        start, of_kind = time.monotonic(), argparse.Namespace(**(vars(arguments) | {"kind": kind}))
-        with lab.open_lab(world, link, delay_ms=delay_ms) as place:
-            found = [cell | row for row in measure_cell(of_kind, place, width)]
+        start = time.monotonic()
+        with lab.open_lab(hosts, link, delay_ms=delay_ms, ranks_per_host=ranks) as place:
+            found = [cell | row for row in measure_cell(arguments, place, kind, width)]
         print(f"{kind}, {width}, {delay_ms:g} ms: {time.monotonic() - start:.0f} s")
-        show(found)
+        if found:
+            show(found)
         rows += found
-        harness.write(out, rows)
+        harness.write(out, rows, *PACKAGES)
     return rows
 
 
 def main() -> int:
-    kinds = "; ".join(f"{name}: {what}" for name, what in KINDS.items())
+    kinds = "; ".join(f"{name}: {kind.what}" for name, kind in KINDS.items())
     parser = argparse.ArgumentParser(
         "python -m bench", description=f"Runs one kind of benchmark. {kinds}."
     )
@@ -280,12 +284,8 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=20.0, help="at most, of a subject")
     parser.add_argument("--steps", type=int, default=5, help="of a turn; kinds ddp, fsdp2, map")
     parser.add_argument("--widths", default="256,1024,2048", help="of the kind map")
-    parser.add_argument(
-        "--minutes", type=float, default=math.inf, help="of the kind map: no cell begins after them"
-    )
-    parser.add_argument(
-        "--resume", action="store_true", help="of the kind map: keep the cells that OUT has"
-    )
+    parser.add_argument("--minutes", type=float, default=math.inf, help="no cell begins after them")
+    parser.add_argument("--resume", action="store_true", help="keep the cells that OUT has")
     parser.add_argument("--sizes", help="of allreduces: smallest and largest, bytes")
     parser.add_argument("--repetitions", type=int, default=15, help="of an allreduce")
     parser.add_argument("--parts", default=",".join(store.ALL), help="of the kind store")
@@ -297,17 +297,14 @@ def main() -> int:
     if harness.is_rank():
         return harness.be_rank(lambda: step_rows(arguments))
     small = arguments.kind == "latency"
-    arguments.links = arguments.links or LINKS.get(arguments.kind)
-    arguments.ways = arguments.ways or WAYS.get(arguments.kind)
+    arguments.links = arguments.links or KINDS[arguments.kind].links
+    arguments.ways = arguments.ways or KINDS[arguments.kind].ways
     arguments.worlds = arguments.worlds or ("2,4,8" if small else "2")
     arguments.sizes = arguments.sizes or ("64,4096" if small else "64,67108864")
     os.environ["HF_HUB_OFFLINE"] = "1"
     out = arguments.out or harness.ROOT / f"build/bench/{arguments.kind}.json"
-    if arguments.kind == "map":
-        rows = run_map(arguments, out)
-    else:
-        rows = store.run(arguments) if arguments.kind == "store" else run(arguments)
-    harness.write(out, rows, "lightning", "accelerate", "transformers")
+    rows = store.run(arguments) if arguments.kind == "store" else run(arguments, out)
+    harness.write(out, rows, *PACKAGES)
     return 0
 
 

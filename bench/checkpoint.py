@@ -9,8 +9,9 @@ last column is a copy of as many bytes in memory. The times grow as the elements
 from __future__ import annotations
 
 import sys
-import threading
-import time
+import timeit
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from thinwire.comm import Communicator, Segment, Segments
@@ -21,25 +22,6 @@ PARAMETERS = 146
 SIZES = (38_900_000 // 8, 38_900_000)  # elements
 BUCKET = 25 << 18  # elements
 TURNS = 5
-
-
-class MemoryStore:
-    """A Store of this process."""
-
-    def __init__(self) -> None:
-        self._values: dict[str, bytes] = {}
-        self._changed = threading.Condition()
-
-    def set(self, key: str, value: bytes) -> None:
-        with self._changed:
-            self._values[key] = value
-            self._changed.notify_all()
-
-    def get(self, key: str, timeout_s: float) -> bytes:
-        with self._changed:
-            if not self._changed.wait_for(lambda: key in self._values, timeout_s):
-                raise TimeoutError(key)
-            return self._values[key]
 
 
 def reduce_buckets(communicator: Communicator, elements: int) -> None:
@@ -56,34 +38,26 @@ def reduce_buckets(communicator: Communicator, elements: int) -> None:
         work.wait()
 
 
-def timed(call) -> tuple[float, object]:
-    begin = time.perf_counter()
-    result = call()
-    return time.perf_counter() - begin, result
+def seconds(call: Callable[[], object]) -> float:
+    return timeit.timeit(call, number=1)
 
 
-def measure(communicator: Communicator, elements: int) -> None:
-    saves, loads, copies = [], [], []
+def measure(rank: int, elements: int) -> None:
+    config = Config(codec="int4", local_group=f"checkpoint{elements}")
+    communicator = Communicator(rank, 2, None, "checkpoint", config)
+    rows = []
     for _ in range(TURNS):
         reduce_buckets(communicator, elements)
-        seconds, kept = timed(lambda: checkpoint.read(communicator, momentum=False))
-        saves.append(seconds)
-        loads.append(timed(lambda kept=kept: checkpoint.write(communicator, kept))[0])
-        source = torch.ones(2 * elements)
-        copies.append(timed(source.clone)[0])
-    row = [min(times) for times in (saves, loads, copies)]
-    print(f"{elements / 1e6:9.1f} M {row[0]:8.3f} s {row[1]:8.3f} s {row[2]:8.3f} s", flush=True)
-
-
-def rank_of(rank: int, store: MemoryStore, elements: int, done: threading.Barrier) -> None:
-    config = Config(codec="int4")
-    communicator = Communicator(rank, 2, store, f"checkpoint{elements}", config)
+        if rank == 0:
+            kept, source = checkpoint.read(communicator, momentum=False), torch.ones(2 * elements)
+            rows.append((
+                seconds(lambda: checkpoint.read(communicator, momentum=False)),
+                seconds(lambda kept=kept: checkpoint.write(communicator, kept)),
+                seconds(source.clone),
+            ))  # fmt: skip
     if rank == 0:
-        measure(communicator, elements)
-    else:
-        for _ in range(TURNS):
-            reduce_buckets(communicator, elements)
-    done.wait()
+        save, load, copy = (min(times) for times in zip(*rows, strict=True))
+        print(f"{elements / 1e6:9.1f} M {save:8.3f} s {load:8.3f} s {copy:8.3f} s", flush=True)
     communicator.close()
 
 
@@ -91,15 +65,8 @@ def main() -> None:
     print(f"{PARAMETERS} parameters; best of {TURNS}")
     print("   elements       save       load       copy")
     for elements in [int(size) for size in sys.argv[1:]] or SIZES:
-        store, done = MemoryStore(), threading.Barrier(2)
-        ranks = [
-            threading.Thread(target=rank_of, args=(rank, store, elements, done))
-            for rank in range(2)
-        ]
-        for thread in ranks:
-            thread.start()
-        for thread in ranks:
-            thread.join()
+        with ThreadPoolExecutor(2) as ranks:
+            list(ranks.map(measure, range(2), [elements] * 2))
 
 
 if __name__ == "__main__":

@@ -27,16 +27,7 @@ namespace {
 constexpr int kRepetitions = 21;
 constexpr size_t kBytesPerRepetition = size_t{16} << 20;
 
-struct Free {
-  void operator()(void* p) const { std::free(p); }
-};
-template <typename T>
-std::unique_ptr<T, Free> Aligned(size_t count) {
-  const size_t bytes = (count * sizeof(T) + 4095) / 4096 * 4096;
-  auto* memory = static_cast<T*>(std::aligned_alloc(4096, bytes));
-  std::fill_n(reinterpret_cast<uint8_t*>(memory), bytes, uint8_t{0});
-  return std::unique_ptr<T, Free>(memory);
-}
+using twin::Aligned;
 
 // All that any operation reads or writes.
 struct Arrays {
@@ -56,8 +47,8 @@ struct Arrays {
   float* NextGradient() { return g.get() + kShift * (step++ % kShifts); }
 
   static constexpr size_t kShift = 256, kShifts = 61;
-  std::unique_ptr<float, Free> g, r, out;
-  std::unique_ptr<uint8_t, Free> wire, peer;
+  std::unique_ptr<float, twin::Free> g, r, out;
+  std::unique_ptr<uint8_t, twin::Free> wire, peer;
   float threshold = 0;
   size_t step = 0;
 };

@@ -1,8 +1,7 @@
 """Allreduces among GPUs of several nodes: bytes on a node's network card, and seconds, by the
 simulator and by formula. Nothing here is measured.
 
-    python -m bench.gpu_nodes          prints docs/explanation/gpu-nodes.md
-    python -m bench.gpu_nodes --write  writes it
+    python -m bench.gpu_nodes          writes the tables of docs/explanation/gpu-nodes.md
 
 The simulator is the library's own (thinwire.simulate): its algorithms say how many bytes each rank
 sends inside its node and between nodes, and its sequencers order them. What is
@@ -14,11 +13,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 from thinwire.codec import codec_info
 from thinwire.simulate import CodecCost, Layer, Link, Profile, simulate
 
-from bench import harness
+from bench import harness, pages
 
 PAGE = harness.ROOT / "docs/explanation/gpu-nodes.md"
 SHAPES = ((1, 8), (2, 4), (2, 8), (4, 8))  # nodes, GPUs of each
@@ -217,68 +217,33 @@ def _seconds_table(codec: str) -> str:
     return harness.markdown(head, rows)
 
 
+def _assumptions() -> str:
+    lines = [
+        f"{one.bytes_per_s / 1e9:.0f} GB/s of each GPU and direction by {one.name}, and codecs "
+        f"that move {one.memory_bytes_per_s / 1e12:.1f} TB/s there;"
+        for one in INSIDE
+    ]
+    lines += [
+        f"{1e6 * LATENCY_S:.0f} µs of latency, and {1e6 * OVERHEAD_S:.0f} µs for each exchange of "
+        f"a chunk; {NUMEL / 1e6:.0f} million elements in {BUCKETS} buckets of 25 MiB."
+    ]
+    return "\n".join(f"- {line}" for line in lines)
+
+
+TABLES = {"bytes": _bytes_table, "assumed": _assumptions} | {
+    codec: partial(_seconds_table, codec) for codec in CODECS
+}
+
+
 def page() -> str:
-    """The text of PAGE."""
-    nvlink, pcie = INSIDE
-    return f"""# Allreduces among GPUs of several nodes
-
-**Nothing on this page is measured.** `python -m bench.gpu_nodes --write` makes it from the
-library's simulator and from formulas, and a test holds the page against that. It says which way
-`topology="auto"` takes over NCCL, how much that puts on the network card of a node, and how long
-an exchange would take. [GPUs on one page](../how-to/gpus.md) says what to set.
-
-## Bytes on a node's card
-
-The unit is the gradients in fp32: 1.00 is 4 bytes for each parameter. A ring of NCCL leaves each
-node once. "Least uncompressed" is what no allreduce of fp32 can go below; NCCL's trees between two
-nodes come to it. Gradients in bf16 halve these two columns and leave the others as they are.
-Inside one node there is no card.
-
-{_bytes_table()}
-
-From 2 {BY} 8 GPUs on a flat exchange of int8 sends more than NCCL's ring. So over NCCL `auto` goes
-by nodes wherever there are several nodes of several GPUs each, and measures nothing for it. A grid
-with the nodes as its rows puts the same bytes there.
-
-## Times
-
-They are milliseconds of exchanging {NUMEL / 1e6:.0f} million elements ({BUCKETS} buckets of 25 MiB)
-without any computing. Assumed are:
-
-- {nvlink.bytes_per_s / 1e9:.0f} GB/s of each GPU and direction by NVLink, and
-  {pcie.bytes_per_s / 1e9:.0f} GB/s by PCIe through host memory;
-- codecs that move {nvlink.memory_bytes_per_s / 1e12:.1f} TB/s beside NVLink, and
-  {pcie.memory_bytes_per_s / 1e12:.1f} TB/s beside PCIe;
-- {1e6 * LATENCY_S:.0f} µs of latency, and {1e6 * OVERHEAD_S:.0f} µs for each exchange of a chunk.
-
-The uncompressed columns are the bytes of the slowest link at its full rate and nothing else, so the
-comparison favours them. `flat` and `grid` are there to compare.
-
-With int8:
-
-{_seconds_table("int8")}
-
-With int4:
-
-{_seconds_table("int4")}
-
-- The way taken is never more than 2 % behind NCCL's ring, nor behind the least uncompressed
-  exchange; a test holds that.
-- **Inside one node with NVLink compression is slower**, so there thinwire warns: do not compress.
-- Over PCIe `grid` is the fastest of the three, because it also encodes what goes through host
-  memory. `auto` takes it where a GPU says that it can't use the memory of another one that its
-  process sees. With one visible GPU a process can't tell: set `topology="grid"` there.
-"""
+    """The text of PAGE, with its tables made anew."""
+    return pages.filled(PAGE.read_text(), TABLES)
 
 
-def main(arguments: list[str]) -> int:
-    """Print the page, or write it."""
-    if arguments == ["--write"]:
-        PAGE.write_text(page())
-    else:
-        print(page(), end="")
+def main() -> int:
+    PAGE.write_text(page())
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

@@ -10,6 +10,7 @@ Results are JSON of one form: commit, machine, versions, argv, rows. Timing neve
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import importlib.metadata
 import json
@@ -23,7 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ Turn = Callable[[int], list[float]]  # steps -> seconds of each
 Subjects = Mapping[str, AbstractContextManager[Turn]]
 Row = dict[str, Any]
 ROOT = Path(__file__).resolve().parents[1]
+PYTHONPATH = os.pathsep.join([str(ROOT), str(ROOT / "integrations/python")])
 LEAST_TURNS = 5
 _RANK_OUT = "BENCH_RANK_OUT"  # set in a rank: the file for rank 0's rows
 
@@ -137,10 +139,15 @@ def be_rank(rows: Callable[[], Any]) -> int:
     dist.init_process_group("gloo")
     found = rows()
     if dist.get_rank() == 0:
-        Path(os.environ[_RANK_OUT]).write_text(json.dumps(found))
+        hand_over(found)
     dist.barrier()
     dist.destroy_process_group()
     return 0
+
+
+def hand_over(found: Any) -> None:
+    """In rank 0: gives the parent what JSON holds."""
+    Path(os.environ[_RANK_OUT]).write_text(json.dumps(found))
 
 
 def run_ranks(
@@ -149,15 +156,45 @@ def run_ranks(
     timeout_s: float,
     module: str = "bench",
     python: str = sys.executable,
+    **settings: object,
 ) -> Any:
     """Rank 0's rows of `python -m bench`, or of another module, with the arguments `argv`, run as
-    every rank of a lab. RuntimeError if a rank fails."""
+    every rank of a lab. settings: of the environment. RuntimeError if a rank fails."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "rows.json"
-        paths = os.pathsep.join([str(ROOT), str(ROOT / "integrations/python")])
-        settings = [f"{_RANK_OUT}={out}", f"PYTHONPATH={paths}"]
-        place.run(["env", *settings, python, "-m", module, *argv], timeout_s)
+        settings |= {_RANK_OUT: out, "PYTHONPATH": PYTHONPATH}
+        words = [f"{name}={value}" for name, value in settings.items()]
+        place.run(["env", *words, python, "-m", module, *argv], timeout_s)
         return json.loads(out.read_text())
+
+
+def lab_parser(module: str, description: str) -> argparse.ArgumentParser:
+    """The options of a program whose ranks run in one lab."""
+    name = module.removeprefix("bench.")
+    parser = argparse.ArgumentParser(description=description.split("\n\n")[0])
+    parser.add_argument("--link", default="100mbit")
+    parser.add_argument("--delay_ms", type=float, default=20.0, help="one way")
+    parser.add_argument("--out", type=Path, default=Path(f"build/{name}.json"))
+    return parser
+
+
+def run_in_lab(given: argparse.Namespace, hosts: int, timeout_s: float, module: str) -> Any:
+    """Rank 0's rows of `python -m` this module with the same arguments. Exits where the link can't
+    be made."""
+    if given.link != lab.LOOPBACK and (refusal := lab.can_shape()):
+        print(f"skipped: {refusal}", file=sys.stderr)
+        raise SystemExit(lab.SKIPPED)
+    with lab.open_lab(hosts, given.link, delay_ms=given.delay_ms) as place:
+        return run_ranks(place, sys.argv[1:], timeout_s, module)
+
+
+def simulate(kind: str, lines: Iterable[str]) -> list[Row]:
+    """A row for each line, as bench/sched/simulate.cc has them."""
+    done = subprocess.run(
+        [ROOT / "build/bench/simulate", kind], input="\n".join(lines), stdout=subprocess.PIPE,
+        check=True, text=True,
+    )  # fmt: skip
+    return [json.loads(line) for line in done.stdout.splitlines()]
 
 
 # Results.
@@ -221,9 +258,37 @@ def write(out: Path, rows: Iterable[Row], *packages: str, **more: Any) -> dict[s
     return result
 
 
-def table(rows: Sequence[Row], columns: Mapping[str, str]) -> str:
+@contextlib.contextmanager
+def picture(path: Path, *shape: int, **options: Any) -> Iterator[Any]:
+    """The axes of a picture, as pyplot.subplots() makes them. It is written at the end."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(*shape, **options)
+    yield axes
+    figure.tight_layout()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
+
+
+def table(rows: Sequence[Row], columns: Mapping[str, str] | None = None) -> str:
     """A Markdown table. columns: a format of a row's fields ("{ms:.1f}") by its heading; a row that
-    lacks a field has an empty cell there."""
+    lacks a field has an empty cell there. None: every field that is a number or a word."""
+    if columns is None:
+        fields = dict.fromkeys(
+            field for row in rows for field, value in row.items()
+            if isinstance(value, int | float | str)
+        )  # fmt: skip
+
+        def word(value: Any) -> str:
+            return (
+                f"{value:.4g}" if isinstance(value, float) else str("" if value is None else value)
+            )
+
+        return markdown(fields, ([word(row.get(field)) for field in fields] for row in rows))
 
     def cell(row: Row, form: str) -> str:
         with contextlib.suppress(KeyError):

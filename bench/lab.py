@@ -138,17 +138,16 @@ class Lab:
 
     def isolate(self, host: int) -> None:
         """Cuts a host off from all others, in both directions."""
-        for other in range(len(self.namespaces)):
-            if other != host:
-                self.cut(host, other)
-                self.cut(other, host)
+        self._tell_all("cut", host)
 
     def rejoin(self, host: int) -> None:
         """Ends an isolate()."""
-        for other in range(len(self.namespaces)):
-            if other != host:
-                self.heal(host, other)
-                self.heal(other, host)
+        self._tell_all("heal", host)
+
+    def _tell_all(self, what: str, host: int) -> None:
+        for pair in itertools.permutations(range(len(self.namespaces)), 2):
+            if host in pair:
+                self._tell(what, *pair)
 
     def _tell(self, what: str, source: int, target: int) -> None:
         if self._control is None:

@@ -22,8 +22,6 @@
 namespace thinwire {
 namespace {
 
-constexpr size_t kLine = 64;
-
 void Check(bool fine, const char* what) {
   if (fine) return;
   std::perror(what);
@@ -81,22 +79,15 @@ size_t WireBytes(const CodecPair& codec, size_t numel) {
 }  // namespace
 
 struct Limit::Arrays {
-  explicit Arrays(size_t floats) : g(floats), r(floats), out(floats), codes(floats), peer(floats) {}
+  explicit Arrays(size_t floats)
+      : g(twin::Aligned<float>(floats)),
+        r(twin::Aligned<float>(floats)),
+        out(twin::Aligned<float>(floats)),
+        codes(twin::Aligned<uint8_t>(4 * floats)),
+        peer(twin::Aligned<uint8_t>(4 * floats)) {}
 
-  // Memory aligned for the loops.
-  struct Floats {
-    explicit Floats(size_t count)
-        : data(static_cast<float*>(std::aligned_alloc(kLine, count * sizeof(float)))) {
-      std::memset(data, 0, count * sizeof(float));
-    }
-    ~Floats() { std::free(data); }
-    Floats(const Floats&) = delete;
-    Floats& operator=(const Floats&) = delete;
-    uint8_t* bytes() { return reinterpret_cast<uint8_t*>(data); }
-    float* const data;
-  };
-
-  Floats g, r, out, codes, peer;
+  const std::unique_ptr<float, twin::Free> g, r, out;
+  const std::unique_ptr<uint8_t, twin::Free> codes, peer;
 };
 
 Limit::Limit(int rank, const std::string& folder, const std::string& interface)
@@ -137,8 +128,8 @@ void Limit::Loops(const std::string& text, size_t numel) {
   const CodecPair codec = *CodecPair::Parse(text);
   Arrays& a = *arrays_;
   const size_t half = (numel / 2 + 255) / 256 * 256;
-  float *const g = a.g.data, *const r = a.r.data, *const out = a.out.data;
-  uint8_t *const codes = a.codes.bytes(), *const peer = a.peer.bytes();
+  float *const g = a.g.get(), *const r = a.r.get(), *const out = a.out.get();
+  uint8_t *const codes = a.codes.get(), *const peer = a.peer.get();
   const int up = codec.up.traits().code_bits, down = codec.down.traits().code_bits;
   if (codec.up.traits().entries()) {
     twin::Accumulate(g, r, numel);

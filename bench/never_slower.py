@@ -61,30 +61,32 @@ def cells_of(files: Iterable[Iterable[Row]]) -> list[Row]:
     return [*{tuple(c[f] for f in FIELDS): c for rows in files for c in cells(rows)}.values()]
 
 
-def summary(found: list[Row]) -> str:
-    kept = sum(cell["ratio"] >= NEVER_SLOWER for cell in found)
-    proven = sum(cell["ratio_high"] < NEVER_SLOWER for cell in found)
-    near, of_all = (
-        sum(cell[over] >= NEAR_BEST for cell in found) for over in ("over_best", "over_all")
-    )
-    far = [cell for cell in found if cell["over_best"] < NEAR_BEST]
-    same = sum(cell.get("chosen") == cell["best"] for cell in far)
+def counts(found: list[Row]) -> Row:
+    """What the cells' figures come to. near: within 5 % of the best codec that auto may take;
+    taken: those of the others that had taken it."""
     ratios = [cell["ratio"] for cell in found]
+    far = [cell for cell in found if cell["over_best"] < NEAR_BEST]
+    return {
+        "cells": len(found), "least": min(ratios), "median": statistics.median(ratios),
+        "most": max(ratios), "slower": sum(ratio < 1 for ratio in ratios),
+        "kept": sum(ratio >= NEVER_SLOWER for ratio in ratios),
+        "proven": sum(cell["ratio_high"] < NEVER_SLOWER for cell in found),
+        "near": len(found) - len(far),
+        "taken": sum(cell.get("chosen") == cell["best"] for cell in far),
+        "near_all": sum(cell["over_all"] >= NEAR_BEST for cell in found),
+    }  # fmt: skip
+
+
+def summary(found: list[Row]) -> str:
     return (
-        f"{len(found)} cells. Over the uncompressed step: median {statistics.median(ratios):.2f}, "
-        f"least {min(ratios):.2f}; {kept} are at {NEVER_SLOWER} or above, and {proven} are below "
-        f"it with all of their interval. Within {1 - NEAR_BEST:.0%} of the best fixed way that "
-        f"auto may take: {near} (of the others auto took that way in {same}), of the best of all: "
-        f"{of_all}."
-    )
+        "{cells} cells. Over the uncompressed step: median {median:.2f}, least {least:.2f}; {kept} "
+        f"are at {NEVER_SLOWER} or above, and {{proven}} are below it with all of their interval. "
+        f"Within {1 - NEAR_BEST:.0%} of the best fixed way that auto may take: {{near}} (of the "
+        "others auto took that way in {taken}), of the best of all: {near_all}."
+    ).format_map(counts(found))
 
 
 def plot(found: list[Row], path: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
     links = list(dict.fromkeys(cell["link"] for cell in found))
     lines = sorted(
         {(cell["link"], cell["delay_ms"]) for cell in found},
@@ -92,27 +94,25 @@ def plot(found: list[Row], path: Path) -> None:
     )
     columns = sorted({(cell["kind"], cell["world"], cell["width"]) for cell in found})
     grid = [[math.nan] * len(columns) for _ in lines]
-    figure, axis = plt.subplots(figsize=(2.6 + 0.62 * len(columns), 1.9 + 0.36 * len(lines)))
-    for cell in found:
-        line = lines.index((cell["link"], cell["delay_ms"]))
-        column = columns.index((cell["kind"], cell["world"], cell["width"]))
-        grid[line][column] = math.log2(cell["ratio"])
-        weight = "bold" if cell["ratio_high"] < NEVER_SLOWER else "normal"
-        text = f"{cell['ratio']:.2f}"
-        axis.text(column, line, text, ha="center", va="center", fontsize=8, weight=weight)
-    # White is as fast as uncompressed, blue is faster, red is slower.
-    axis.imshow(grid, cmap="RdBu", vmin=-3, vmax=3, aspect="auto", alpha=0.7)
-    axis.set_xticks(
-        range(len(columns)),
-        [f"{kind}\n{width}\n{world} ranks" for kind, world, width in columns],
-        fontsize=7,
-    )
-    names = [f"{link}, {delay:g} ms" if delay else link for link, delay in lines]
-    axis.set_yticks(range(len(lines)), names, fontsize=8)
-    axis.set_title('codec="auto" over the uncompressed step', fontsize=10)
-    figure.tight_layout()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110)
+    size = (2.6 + 0.62 * len(columns), 1.9 + 0.36 * len(lines))
+    with harness.picture(path, figsize=size) as axis:
+        for cell in found:
+            line = lines.index((cell["link"], cell["delay_ms"]))
+            column = columns.index((cell["kind"], cell["world"], cell["width"]))
+            grid[line][column] = math.log2(cell["ratio"])
+            weight = "bold" if cell["ratio_high"] < NEVER_SLOWER else "normal"
+            text = f"{cell['ratio']:.2f}"
+            axis.text(column, line, text, ha="center", va="center", fontsize=8, weight=weight)
+        # White is as fast as uncompressed, blue is faster, red is slower.
+        axis.imshow(grid, cmap="RdBu", vmin=-3, vmax=3, aspect="auto", alpha=0.7)
+        axis.set_xticks(
+            range(len(columns)),
+            [f"{kind}\n{width}\n{world} ranks" for kind, world, width in columns],
+            fontsize=7,
+        )
+        names = [f"{link}, {delay:g} ms" if delay else link for link, delay in lines]
+        axis.set_yticks(range(len(lines)), names, fontsize=8)
+        axis.set_title('codec="auto" over the uncompressed step', fontsize=10)
 
 
 def main() -> int:

@@ -1,7 +1,7 @@
 """How an allreduce scales with the number of ranks: measured for 2 to 16 of them on one machine,
 and simulated for thousands.
 
-    python -m bench.scale measure FILE [--rounds N]   runs scale_bench: lines of JSON
+    python -m bench.scale measure FILE [--rounds N]   lines of JSON; ranks are threads
     python -m bench.scale report FILE FOLDER          calibrates the simulator with 2, 4 and 8 flat
                                                       ranks of FILE, holds it against the others,
                                                       and simulates up to 4,096: scale.json and .png
@@ -13,23 +13,30 @@ the machine, while the clock on the wall does."""
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import statistics
-import subprocess
+import tempfile
+import threading
+import time
 from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from scipy.optimize import nnls
+from thinwire.comm import Communicator
+from thinwire.config import Config
 
 from bench import harness
+from bench.folder_store import FolderStore
 from bench.harness import Row
 
-BUILD = harness.ROOT / "build/bench"
 MIB = 1 << 20
 CALIBRATED, HELD_OUT = (2, 4, 8), (3, 6, 12, 16)
+WARM_UP, REPETITIONS = 2, 11
 CORES = 2  # of the machine that all measured ranks share
 GRADIENTS = 1_300_000_000  # bytes of fp32: BERT-Large's
 RANKS = (16, 64, 256, 1024, 4096)
@@ -59,6 +66,38 @@ class Costs(NamedTuple):
 # Measured settings.
 
 
+def measure_one(ranks: int, size: int, chunk: int, codec: str, topology: str) -> Row:
+    """Times of an allreduce of `size` bytes over Gloo's loopback, and of the processor for all
+    ranks together. They are threads of this process, each with a communicator of its own."""
+    barrier, times = threading.Barrier(ranks), []
+    settings = {"codec": codec, "topology": topology, "chunk_bytes": chunk, "transport": "gloo"}
+    config = Config(min_bytes=0, **settings)
+
+    def be(rank: int, folder: str) -> None:
+        comm = Communicator(rank, ranks, FolderStore(folder), "scale", config)
+        noise = np.sin(np.arange(size // 4) % 997 + rank).astype(np.float32)
+        values = np.empty_like(noise)
+        for _ in range(WARM_UP + REPETITIONS):
+            values[:] = noise
+            barrier.wait()
+            wall, processor = time.perf_counter(), time.process_time()
+            comm.start(values.ctypes.data, values.size, "float32", "mean", "g").wait()
+            barrier.wait()
+            if rank == 0:
+                times.append((time.perf_counter() - wall, time.process_time() - processor))
+            barrier.wait()
+        comm.close()
+
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(ranks) as pool:
+        list(pool.map(be, range(ranks), [folder] * ranks))
+    wall, processor = (np.array(each) for each in zip(*times[WARM_UP:], strict=True))
+    low, middle, high = 1e3 * np.quantile(wall, (0.1, 0.5, 0.75))
+    return settings | {
+        "ranks": ranks, "bytes": size, "repetitions": REPETITIONS, "ms": middle, "low_ms": low,
+        "high_ms": high, "processor_ms": 1e3 * np.median(processor),
+    }  # fmt: skip
+
+
 def measure(file: Path, rounds: int) -> None:
     settings = [
         (n, size, chunk, "int4", "flat")
@@ -76,13 +115,8 @@ def measure(file: Path, rounds: int) -> None:
     ]
     with file.open("w") as out:
         for _ in range(rounds):
-            for n, size, chunk, codec, topology in settings:
-                command = [BUILD / "scale_bench", n, size, chunk, 11, "gloo", codec, topology]
-                line = subprocess.run(
-                    [str(part) for part in command], check=True, capture_output=True, text=True
-                ).stdout
-                out.write(line)
-                out.flush()
+            for setting in settings:
+                print(json.dumps(measure_one(*setting)), file=out, flush=True)
 
 
 def load(file: Path) -> list[Row]:
@@ -133,45 +167,22 @@ def calibrate(rows: list[Row]) -> Costs:
 # Simulations.
 
 
-class Case(NamedTuple):
-    ranks: int
-    size: int
-    bucket: int
-    chunk: int  # 0: the library's
-    codec: str
-    topology: str
-    bytes_per_s: float
-    latency_s: float
-    cores: int
-    loops: int = 1
-    lanes: int = 4
+MEASURED = {"rate": 1e12, "latency_s": 0.0, "cores": CORES, "loops": 1, "lanes": 4}
 
 
-def simulate(cases: list[Case], costs: Costs) -> list[Row]:
-    # A third of the codec's time each; the sum is what was fitted.
-    codec = [costs.element_s / 3] * 3
-    lines = []
-    for case in cases:
-        link = (case.bytes_per_s, case.latency_s, case.cores)
-        messages = (costs.message_s, costs.byte_s, costs.exchange_s)
-        lines.append((*case[:6], *link, *messages, *codec, case.loops, case.lanes))
-    text = "\n".join(" ".join(str(part) for part in line) for line in lines)
-    done = subprocess.run(
-        [BUILD / "scale_sim"], input=text, check=True, capture_output=True, text=True
+def simulate(cases: list[Row], costs: Costs) -> list[Row]:
+    """rate: bytes a second of a rank's link. chunk_bytes of 0: the library's."""
+    codec = " ".join([f"{costs.element_s / 3}"] * 3)  # a third each; the sum is what was fitted
+    line = (
+        "{ranks} {bytes} {bucket_bytes} {chunk_bytes} {codec} {topology} {rate} {latency_s} {cores}"
+        f" {costs.message_s} {costs.byte_s} {costs.exchange_s} {codec} {{loops}} {{lanes}}"
     )
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    return harness.simulate("ranks", map(line.format_map, cases))
 
 
 def hold_against(rows: list[Row], costs: Costs) -> list[Row]:
     """Predictions for all that was measured. The loopback has no rate of its own."""
-    cases = [
-        Case(
-            row["ranks"], row["bytes"], row["bytes"], row["chunk_bytes"], row["codec"],
-            row["topology"], 1e12, 0.0, CORES,
-        )
-        for row in rows
-    ]  # fmt: skip
-    simulated = simulate(cases, costs)
+    simulated = simulate([row | MEASURED | {"bucket_bytes": row["bytes"]} for row in rows], costs)
     for row, found in zip(rows, simulated, strict=True):
         row["simulated_ms"] = 1e3 * found["step_s"]
         row["held_out"] = row["ranks"] not in CALIBRATED
@@ -181,61 +192,44 @@ def hold_against(rows: list[Row], costs: Costs) -> list[Row]:
 
 
 def curves(costs: Costs) -> list[Row]:
-    found = []
-    for panel, (bits_per_s, loops, lanes) in PANELS.items():
-        labels = [
-            (name, topology, ranks)
-            for name in BUCKETS
-            for topology in ("flat", "grid")
-            for ranks in RANKS
-        ]
-        rate = bits_per_s / 8
-        cases = [
-            Case(
-                ranks, GRADIENTS, BUCKETS[name], 0, "int4", topology, rate, LATENCY_S, 0,
-                loops, lanes,
-            )
-            for name, topology, ranks in labels
-        ]  # fmt: skip
-        rows = simulate(cases, costs)
-        for row, (name, topology, _) in zip(rows, labels, strict=True):
-            row |= {"panel": panel, "bucket": name, "topology": topology}
-            row["efficiency"] = row["wire_bytes"] / rate / row["step_s"]
-            found.append(row)
-    return found
+    cases = [
+        {"panel": panel, "bucket": name, "topology": topology, "ranks": ranks, "codec": "int4",
+         "bytes": GRADIENTS, "bucket_bytes": BUCKETS[name], "chunk_bytes": 0,
+         "rate": bits_per_s / 8, "latency_s": LATENCY_S, "cores": 0, "loops": loops, "lanes": lanes}
+        for panel, (bits_per_s, loops, lanes) in PANELS.items()
+        for name, topology, ranks in itertools.product(BUCKETS, ("flat", "grid"), RANKS)
+    ]  # fmt: skip
+    rows = simulate(cases, costs)
+    for row, case in zip(rows, cases, strict=True):
+        row |= {key: case[key] for key in ("panel", "bucket", "topology")}
+        row["efficiency"] = row["wire_bytes"] / case["rate"] / row["step_s"]
+    return rows
 
 
 # What is written.
 
 
 def plot(rows: list[Row], path: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(1, len(PANELS), figsize=(14, 3.8), sharey=True)
-    for axis, panel in zip(axes, PANELS, strict=True):
-        for name, style in zip(BUCKETS, ("--", "-"), strict=True):
-            for topology, colour in (("flat", "tab:gray"), ("grid", "tab:blue")):
-                wanted = (panel, name, topology)
-                chosen = [r for r in rows if (r["panel"], r["bucket"], r["topology"]) == wanted]
-                axis.plot(
-                    [row["ranks"] for row in chosen], [row["efficiency"] for row in chosen],
-                    style, color=colour, marker="o", markersize=3,
-                    label=f"{topology}, buckets of {name}",
-                )  # fmt: skip
-        axis.axhline(0.9, color="black", linewidth=0.5)
-        axis.set_xscale("log", base=2)
-        axis.set_xticks(RANKS, [str(n) for n in RANKS], fontsize=8)
-        axis.set_xlabel("ranks")
-        axis.set_title(panel, fontsize=10)
-        axis.grid(alpha=0.3)
-    axes[0].set_ylim(0, 1.02)
-    axes[0].set_ylabel("time of the bytes / simulated time")
-    axes[0].legend(fontsize=8, loc="lower left")
-    figure.tight_layout()
-    figure.savefig(path, dpi=110)
+    with harness.picture(path, 1, len(PANELS), figsize=(14, 3.8), sharey=True) as axes:
+        for axis, panel in zip(axes, PANELS, strict=True):
+            for name, style in zip(BUCKETS, ("--", "-"), strict=True):
+                for topology, colour in (("flat", "tab:gray"), ("grid", "tab:blue")):
+                    wanted = (panel, name, topology)
+                    chosen = [r for r in rows if (r["panel"], r["bucket"], r["topology"]) == wanted]
+                    axis.plot(
+                        [row["ranks"] for row in chosen], [row["efficiency"] for row in chosen],
+                        style, color=colour, marker="o", markersize=3,
+                        label=f"{topology}, buckets of {name}",
+                    )  # fmt: skip
+            axis.axhline(0.9, color="black", linewidth=0.5)
+            axis.set_xscale("log", base=2)
+            axis.set_xticks(RANKS, [str(n) for n in RANKS], fontsize=8)
+            axis.set_xlabel("ranks")
+            axis.set_title(panel, fontsize=10)
+            axis.grid(alpha=0.3)
+        axes[0].set_ylim(0, 1.02)
+        axes[0].set_ylabel("time of the bytes / simulated time")
+        axes[0].legend(fontsize=8, loc="lower left")
 
 
 def report(file: Path, folder: Path) -> None:

@@ -55,26 +55,6 @@ STEP_S, ROUND_STEPS, SLOWER = 0.03, 16, 4  # of the slow member's measurement
 SHOWN, LOOKS = 2000, 4  # images; looks whose mean must be at the target
 PEERS = ("hivemind", "flwr")
 
-COLUMNS = {
-    "": "{subject}",
-    "seconds": "{seconds:.3f} ({fastest:.3f} to {slowest:.3f})",
-    "torchft / it": "{torchft_over_it:.1f}",
-    "sent, bytes": "{sent_bytes:.0f}",
-    "of the formula": "{of_formula:.3f}",
-}
-STREAMING_COLUMNS = {
-    "": "{subject}",
-    "seconds, a round of the model": "{seconds:.3f}",
-    "hidden": "{hidden:.1%}",
-    f"peak in {PEAK_S} s, of its bytes (a layer is 1 / {LAYERS})": "{peak:.3f}",
-}
-SLOW_COLUMNS = {
-    "": "{subject}",
-    "a round, s": "{round_s:.3f}",
-    "to the loss": "{target:.3f}",
-    "after, s": "{seconds_to_target:.2f}",
-}
-
 
 class Manager:
     """What torchft's DiLoCo asks of its Manager, for members that stay: the mean by torch's own
@@ -120,6 +100,14 @@ def model_of(parameters: int) -> torch.nn.Sequential:
     return torch.nn.Sequential(*(torch.nn.Linear(width, width, bias=False) for _ in range(LAYERS)))
 
 
+def learner(parameters: int) -> tuple[torch.nn.Module, torch.optim.SGD, torch.optim.SGD]:
+    """A model, its inner optimizer, which leaves it to learn(), and the outer one."""
+    model = model_of(parameters)
+    inner = torch.optim.SGD(model.parameters(), lr=0.0)
+    outer = torch.optim.SGD(model.parameters(), lr=0.7, momentum=0.9, nesterov=True)
+    return model, inner, outer
+
+
 def learn(model: torch.nn.Module, number: int) -> None:
     """A local step, as far as a round sees it."""
     generator = torch.Generator().manual_seed(100 * number + dist.get_rank())
@@ -128,30 +116,29 @@ def learn(model: torch.nn.Module, number: int) -> None:
             p.add_(torch.randn(p.shape, generator=generator), alpha=1e-3)
 
 
-def ours(codec: str, parameters: int) -> Iterator[Callable[[], None]]:
+Round = tuple[Callable[[], None], Callable[[], None]]  # local steps, and the exchange
+
+
+@contextlib.contextmanager
+def ours(codec: str, parameters: int) -> Iterator[Round]:
     from thinwire.torch import sites
 
-    model = model_of(parameters)
-    inner = torch.optim.SGD(model.parameters(), lr=0.0)
-    outer = torch.optim.SGD(model.parameters(), lr=0.7, momentum=0.9, nesterov=True)
+    model, inner, outer = learner(parameters)
     with sites.DiLoCo(
         sites.static(), [model], inner, outer, 1 << 30, codec=codec, weight=1.0
     ) as diloco:
         numbers = iter(range(1 << 30))
-        yield lambda: learn(model, next(numbers))
-        yield diloco.sync
+        yield (lambda: learn(model, next(numbers)), diloco.sync)
 
 
-def torchfts(parameters: int) -> Iterator[Callable[[], None]]:
+@contextlib.contextmanager
+def torchfts(parameters: int) -> Iterator[Round]:
     from torchft.local_sgd import DiLoCo
 
-    model = model_of(parameters)
-    inner = torch.optim.SGD(model.parameters(), lr=0.0)
-    outer = torch.optim.SGD(model.parameters(), lr=0.7, momentum=0.9, nesterov=True)
+    model, inner, outer = learner(parameters)
     numbers = iter(range(1 << 30))
     with DiLoCo(Manager(), [model], inner, outer, 1):
-        yield lambda: learn(model, next(numbers))
-        yield inner.step
+        yield (lambda: learn(model, next(numbers)), inner.step)
 
 
 def sent_bytes() -> int:
@@ -183,23 +170,13 @@ def measure(parameters: int, rounds: int) -> list[harness.Row]:
     subjects = {name: ours(codec, parameters) for name, codec in CODECS.items()}
     if importlib.util.find_spec("torchft") is not None:
         subjects["torchft fp32"] = torchfts(parameters)
-    turns = {name: (next(subject), next(subject)) for name, subject in subjects.items()}
-    seconds: dict[str, list[float]] = {name: [] for name in subjects}
-    sent: dict[str, list[int]] = {name: [] for name in subjects}
-    for number in range(rounds + 1):  # the first one connects
-        for name, (prepare, exchange) in turns.items():
-            prepare()
-            start_together()
-            before, start = sent_bytes(), time.monotonic()
-            exchange()
-            took = time.monotonic() - start
-            dist.barrier()
-            if number > 0:
-                seconds[name].append(took)
-                sent[name].append(sent_bytes() - before)
-    for subject in subjects.values():
-        for _ in subject:
-            pass
+    took: dict[str, list[tuple[float, int]]] = {name: [] for name in subjects}
+    with contextlib.ExitStack() as stack:
+        turns = {name: stack.enter_context(subject) for name, subject in subjects.items()}
+        for _ in range(rounds + 1):
+            for name, (prepare, exchange) in turns.items():
+                prepare()
+                took[name].append(timed_round(exchange))
     others = dist.get_world_size() - 1
     rows = []
     for name in subjects:
@@ -210,14 +187,26 @@ def measure(parameters: int, rounds: int) -> list[harness.Row]:
             if spec
             else (2 * others / (others + 1) * 4 * numel)
         )
-        rows.append({
-            "subject": name,
-            "seconds": statistics.median(seconds[name]),
-            "fastest": min(seconds[name]), "slowest": max(seconds[name]),
-            "sent_bytes": statistics.median(sent[name]),
-            "formula_bytes": formula,
-        })  # fmt: skip
+        rows.append(row_of(name, took[name][1:], formula))  # the first one connects
     return rows
+
+
+def timed_round(exchange: Callable[[], None]) -> tuple[float, int]:
+    """Seconds of a round, and bytes that this member sent."""
+    start_together()
+    before, start = sent_bytes(), time.monotonic()
+    exchange()
+    took = time.monotonic() - start
+    dist.barrier()
+    return took, sent_bytes() - before
+
+
+def row_of(subject: str, took: Sequence[tuple[float, int]], formula: float | None) -> harness.Row:
+    seconds, sent = zip(*took, strict=True)
+    return {
+        "subject": subject, "seconds": statistics.median(seconds), "fastest": min(seconds),
+        "slowest": max(seconds), "sent_bytes": statistics.median(sent), "formula_bytes": formula,
+    }  # fmt: skip
 
 
 def race(subject: str, every: int | datetime.timedelta, slower: int, rounds: int) -> dict:
@@ -293,9 +282,7 @@ def train(codec: str | None, delay: int, step_s: float, cycles: int, parameters:
     """Trains for rounds of the whole model, layer by layer; codec None: without rounds."""
     from thinwire.torch import sites
 
-    model = model_of(parameters)
-    inner = torch.optim.SGD(model.parameters(), lr=0.0)
-    outer = torch.optim.SGD(model.parameters(), lr=0.7, momentum=0.9, nesterov=True)
+    model, inner, outer = learner(parameters)
 
     def cycle() -> None:
         for _ in range(LAYERS * STEPS):
@@ -357,11 +344,11 @@ def measure_slow(rounds: int) -> list[harness.Row]:
     return rows
 
 
-def smoothed(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Each (when, loss) with the mean of the last LOOKS losses."""
-    losses = [loss for _, loss in points]
+def smoothed(points: Sequence[Sequence[float]], looks: int = LOOKS) -> list[tuple[float, float]]:
+    """Each (when, loss) with the mean of the last losses."""
+    losses = [point[1] for point in points]
     return [
-        (points[end - 1][0], statistics.mean(losses[max(0, end - LOOKS) : end]))
+        (points[end - 1][0], statistics.mean(losses[max(0, end - looks) : end]))
         for end in range(1, len(losses) + 1)
     ]
 
@@ -381,30 +368,20 @@ def peers(given: argparse.Namespace) -> list[harness.Row]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--link", default="100mbit")
-    parser.add_argument("--delay_ms", type=float, default=20.0, help="one way")
+    parser = harness.lab_parser("bench.sites", __doc__)
     parser.add_argument("--members", type=int, default=2)
     parser.add_argument("--megaparameters", type=float, default=5.0)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--streaming", action="store_true", help="what fragments hide")
     parser.add_argument("--slow", action="store_true", help="one member of unequal speed")
-    parser.add_argument("--out", type=Path, default=Path("build/sites.json"))
     given = parser.parse_args()
     if harness.is_rank():
         if given.slow:
             return harness.be_rank(lambda: measure_slow(given.rounds))
         what = measure_streaming if given.streaming else measure
         return harness.be_rank(lambda: what(int(given.megaparameters * 1e6), given.rounds))
-    if given.link != lab.LOOPBACK and (refusal := lab.can_shape()):
-        print(f"skipped: {refusal}", file=sys.stderr)
-        return lab.SKIPPED
-    with lab.open_lab(given.members, given.link, delay_ms=given.delay_ms) as place:
-        rows = harness.run_ranks(place, sys.argv[1:], 540, "bench.sites")
-    if given.streaming or given.slow:
-        columns = SLOW_COLUMNS if given.slow else STREAMING_COLUMNS
-    else:
-        columns = COLUMNS
+    rows = harness.run_in_lab(given, given.members, 540, "bench.sites")
+    if not given.streaming and not given.slow:
         rows += peers(given)
         base = next((row["seconds"] for row in rows if row["subject"] == "torchft fp32"), None)
         for row in rows:
@@ -413,7 +390,7 @@ def main() -> int:
             if row["formula_bytes"]:  # hivemind has none: it splits by measured bandwidth
                 row["of_formula"] = row["sent_bytes"] / row["formula_bytes"]
     harness.write(given.out, rows, "torchft", link=given.link, delay_ms=given.delay_ms)
-    print(harness.table(rows, columns))
+    print(harness.table(rows))
     return 0
 
 

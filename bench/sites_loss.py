@@ -10,8 +10,6 @@ time. The loss is that of 2,000 test images, and the clock stands still while it
 
 from __future__ import annotations
 
-import argparse
-import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -23,7 +21,8 @@ import torch.distributed as dist
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
-from bench import harness, lab
+from bench import harness
+from bench.sites import smoothed
 from demo import data
 from demo.exchange import Exchange
 from demo.train import Recipe, batches, make_model
@@ -127,15 +126,7 @@ def curve(
 
 
 def last_loss(points: list[Point]) -> float:
-    return statistics.mean(point.loss for point in points[-LOOKS:])
-
-
-def time_to(points: list[Point], target: float) -> float | None:
-    """The seconds until the mean of the last looks is at the target; None: it never is."""
-    for end in range(1, len(points) + 1):
-        if last_loss(points[:end]) <= target:
-            return points[end - 1].seconds
-    return None
+    return smoothed(points[-LOOKS:], LOOKS)[-1][1]
 
 
 def measure(every: int, seconds: float) -> dict[str, Any]:
@@ -150,61 +141,41 @@ def measure(every: int, seconds: float) -> dict[str, Any]:
         if dist.get_rank() == 0:
             print(f"{name}: {points[-1].steps} steps in {points[-1].seconds:.1f} s", flush=True)
     for row in rows:
-        row["seconds_to_target"] = time_to(row["points"], target)
+        reached = (when for when, loss in smoothed(row["points"], LOOKS) if loss <= target)
+        row["seconds_to_target"] = next(reached, None)
     return {"target": target, "rows": rows}
 
 
 def plot(result: dict, path: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axis = plt.subplots(figsize=(7.5, 4))
-    for row in result["rows"]:
-        looks = row["points"]
-        smooth = [last_loss([Point(*p) for p in looks[: i + 1]]) for i in range(len(looks))]
-        style = "-" if row["subject"].startswith("DiLoCo") else "--"
-        axis.plot([p[0] for p in looks], smooth, style, label=row["subject"])
-    axis.axhline(result["target"], color="black", linewidth=0.5)
-    axis.set_xscale("log")
-    axis.set_xlabel("seconds of training, two sites")
-    axis.set_ylabel(f"test loss, mean of {LOOKS} looks")
-    axis.set_title(f"{result['link']}, {result['delay_ms']:g} ms one way", fontsize=10)
-    axis.grid(alpha=0.3)
-    axis.legend(fontsize=8)
-    figure.tight_layout()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110)
+    with harness.picture(path, figsize=(7.5, 4)) as axis:
+        for row in result["rows"]:
+            style = "-" if row["subject"].startswith("DiLoCo") else "--"
+            seconds, losses = zip(*smoothed(row["points"], LOOKS), strict=True)
+            axis.plot(seconds, losses, style, label=row["subject"])
+        axis.axhline(result["target"], color="black", linewidth=0.5)
+        axis.set_xscale("log")
+        axis.set_xlabel("seconds of training, two sites")
+        axis.set_ylabel(f"test loss, mean of {LOOKS} looks")
+        axis.set_title(f"{result['link']}, {result['delay_ms']:g} ms one way", fontsize=10)
+        axis.grid(alpha=0.3)
+        axis.legend(fontsize=8)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--link", default="100mbit")
-    parser.add_argument("--delay_ms", type=float, default=20.0, help="one way")
+    parser = harness.lab_parser("bench.sites_loss", __doc__)
     parser.add_argument("--seconds", type=float, default=90.0, help="the most for each way")
     parser.add_argument("--sync_every", type=int, default=16, help="steps between rounds")
-    parser.add_argument("--out", type=Path, default=Path("build/sites_loss.json"))
     parser.add_argument("--plot", type=Path, default=Path("build/sites_loss.png"))
     given = parser.parse_args()
     if harness.is_rank():
         return harness.be_rank(lambda: measure(given.sync_every, given.seconds))
-    if given.link != lab.LOOPBACK and (refusal := lab.can_shape()):
-        print(f"skipped: {refusal}", file=sys.stderr)
-        return lab.SKIPPED
     timeout_s = (len(WAYS) + 1) * given.seconds + 120
-    with lab.open_lab(2, given.link, delay_ms=given.delay_ms) as place:
-        found = harness.run_ranks(place, sys.argv[1:], timeout_s, "bench.sites_loss")
+    found = harness.run_in_lab(given, 2, timeout_s, "bench.sites_loss")
     result = harness.write(
         given.out, found["rows"], target=found["target"], link=given.link, delay_ms=given.delay_ms
     )
     plot(result, given.plot)
-    base = found["rows"][0]["seconds_to_target"]
-    print(f"loss {found['target']:.3f} after")
-    for row in found["rows"]:
-        took = row["seconds_to_target"]
-        words = "not reached" if took is None else f"{took:8.2f} s, {base / took:6.1f} x"
-        print(f"{row['subject']:26} {words}")
+    print(harness.table(found["rows"]))
     return 0
 
 

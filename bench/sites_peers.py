@@ -15,7 +15,6 @@ import contextlib
 import multiprocessing
 import os
 import socket
-import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -25,22 +24,17 @@ import torch
 import torch.distributed as dist
 
 from bench import harness, lab
-from bench.sites import model_of, sent_bytes
+from bench.sites import model_of, row_of, sent_bytes, timed_round
 
 _SERVER_PORT = 29600
-
-
-def row_of(subject: str, seconds: list[float], sent: list[int], formula: float | None) -> dict:
-    return {
-        "subject": subject, "seconds": statistics.median(seconds), "fastest": min(seconds),
-        "slowest": max(seconds), "sent_bytes": statistics.median(sent), "formula_bytes": formula,
-    }  # fmt: skip
 
 
 # hivemind.
 
 
-def averagers(parameters: int, compression: Any) -> Iterator[Callable[[], None]]:
+@contextlib.contextmanager
+def averagers(parameters: int, compression: Any) -> Iterator[Callable[[], None] | None]:
+    """A round; None if hivemind averages nothing."""
     import hivemind
 
     me, world, address = dist.get_rank(), dist.get_world_size(), os.environ["MASTER_ADDR"]
@@ -73,8 +67,7 @@ def averagers(parameters: int, compression: Any) -> Iterator[Callable[[], None]]
         )
     whole = torch.tensor(off < 0.1)
     dist.all_reduce(whole, op=dist.ReduceOp.MIN)
-    if whole:
-        yield exchange
+    yield exchange if whole else None
     averager.shutdown()
     dht.shutdown()
 
@@ -87,22 +80,12 @@ def hivemind_rows(parameters: int, rounds: int) -> list[dict]:
         ("fp16", hivemind.compression.Float16Compression()),
         ("8 bit", hivemind.compression.Uniform8BitQuantization()),
     ):
-        subject = averagers(parameters, compression)
-        exchange, seconds, sent = next(subject, None), [], []
-        if exchange is None:
-            print(f"hivemind {name} is left out: step() returned and averaged nothing", flush=True)
-            continue
-        for _ in range(rounds):
-            dist.barrier()
-            before, start = sent_bytes(), time.monotonic()
-            exchange()
-            took = time.monotonic() - start
-            dist.barrier()
-            seconds.append(took)
-            sent.append(sent_bytes() - before)
-        rows.append(row_of(f"hivemind {name}", seconds, sent, None))
-        for _ in subject:
-            pass
+        with averagers(parameters, compression) as exchange:
+            if exchange is None:
+                print(f"hivemind {name} is left out: step() averaged nothing", flush=True)
+            else:
+                took = [timed_round(exchange) for _ in range(rounds)]
+                rows.append(row_of(f"hivemind {name}", took, None))
     return rows
 
 
@@ -116,7 +99,7 @@ def serve(parameters: int, rounds: int, members: int, interface: str, told: Any)
     from flwr.server.strategy import FedAvg
 
     os.environ["GLOO_SOCKET_IFNAME"] = interface
-    seconds, sent = [], []
+    took = []
 
     class Timed(FedAvg):
         def configure_fit(self, *arguments: Any, **named: Any) -> Any:
@@ -125,8 +108,7 @@ def serve(parameters: int, rounds: int, members: int, interface: str, told: Any)
 
         def aggregate_fit(self, *arguments: Any, **named: Any) -> Any:
             found = super().aggregate_fit(*arguments, **named)
-            seconds.append(time.monotonic() - self.begun)
-            sent.append(sent_bytes() - self.before)
+            took.append((time.monotonic() - self.begun, sent_bytes() - self.before))
             return found
 
     values = [p.detach().numpy() for p in model_of(parameters).parameters()]
@@ -138,7 +120,7 @@ def serve(parameters: int, rounds: int, members: int, interface: str, told: Any)
         server_address=f"0.0.0.0:{_SERVER_PORT}", config=ServerConfig(num_rounds=rounds + 1),
         strategy=strategy,
     )  # fmt: skip
-    told.put((seconds[1:], sent[1:]))
+    told.put(took[1:])
 
 
 def flwr_rows(parameters: int, rounds: int) -> list[dict]:
@@ -167,12 +149,12 @@ def flwr_rows(parameters: int, rounds: int) -> list[dict]:
     )  # fmt: skip
     if server is None:
         return []
-    seconds, sent = told.get()
+    took = told.get()
     server.join()
     others = dist.get_world_size() - 1
     numel = sum(p.numel() for p in model_of(parameters).parameters())
     # Member 0 has the server, which sends the model to each of the others.
-    return [row_of("flwr FedAvg fp32", seconds, sent, 4 * numel * others)]
+    return [row_of("flwr FedAvg fp32", took, 4 * numel * others)]
 
 
 def main() -> int:

@@ -29,13 +29,11 @@ import argparse
 import contextlib
 import ctypes
 import functools
-import json
 import multiprocessing
 import os
 import random
 import signal
 import statistics
-import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -79,43 +77,6 @@ HALF, SPIKES = "one of four at half speed", "one step in ten takes 4 times as lo
 LATENCIES_S = tuple(tenths * 1e-5 for tenths in range(2, 42, 4))
 ORDER_STEPS, STRAGGLER_STEPS = 30, 10_000
 WARMUP = 10
-
-FORMULA_COLUMNS = {
-    "workers": "{workers}",
-    "servers": "{servers}",
-    "link": "{link}",
-    "servers' link": "{server_link}",
-    "codec": "{codec}",
-    "allreduce, ms": "{baseline_ms:.0f}",
-    "store, ms": "{ms:.0f}",
-    "measured": "**{ratio:.2f}**",
-    "95 % interval": "{ratio_low:.2f} to {ratio_high:.2f}",
-    "by the bytes": "{formula:.2f}",
-    "measured / by the bytes": "{of_formula:.2f}",
-}
-ORDER_COLUMNS = {
-    "subject": "{subject}",
-    "ms a step": "{ms:.0f}",
-    "middle half": "{low_ms:.0f} to {high_ms:.0f}",
-    "over fifo int4": "**{ratio:.2f}**",
-    "95 % interval": "{ratio_low:.2f} to {ratio_high:.2f}",
-    "P3 int4 over it": "{of_p3:.2f}",
-}
-STRAGGLER_COLUMNS = {
-    "workers": "{what}",
-    "mode": "{subject}",
-    "ms an update": "{ms:.1f}",
-    "over sync": "**{ratio:.2f}**",
-    "95 % interval": "{ratio_low:.2f} to {ratio_high:.2f}",
-}
-SIMULATED_COLUMNS = {
-    "what": "{what}",
-    "subject": "{subject}",
-    "ms": "{ms:.1f}",
-    "by the latency": "{low_ms:.1f} to {high_ms:.1f}",
-    "over the first": "**{ratio:.2f}**",
-    "at most": "{bound:.2f}",
-}
 
 
 def bytes_bound(workers: int, servers: int, faster: float) -> float:
@@ -368,15 +329,6 @@ def straggler_rows(arguments: argparse.Namespace, stores: list[Any]) -> list[Row
     return found
 
 
-def simulate(lines: Sequence[str]) -> list[Row]:
-    """bench/sched/store_sim.cc says what a line has; one row for each."""
-    program = harness.ROOT / "build/bench/store_sim"
-    done = subprocess.run(
-        [program], input="\n".join(lines), stdout=subprocess.PIPE, check=True, text=True
-    )
-    return [json.loads(line) for line in done.stdout.splitlines()]
-
-
 def simulated_orders() -> Iterator[Row]:
     """For each codec its orders. bound: the most that an order can have over the simulated fifo."""
     workers, servers = ORDER_PLACE
@@ -389,7 +341,7 @@ def simulated_orders() -> Iterator[Row]:
     for codec in reversed(CODECS):
         fifo = 0.0
         for name in ORDERS:
-            steps = simulate([
+            steps = harness.simulate("store", [
                 f"{workers} {servers} {rate} {rate} {latency} {codec} sync {name} 1 0 1 "
                 f"{WARMUP} {ORDER_STEPS} 0 {layers}"
                 for latency in LATENCIES_S
@@ -409,7 +361,7 @@ def simulated_stragglers() -> Iterator[Row]:
     """An exchange takes no time: only the ledger makes workers wait."""
     modes = {mode: name.removeprefix("dist_") for mode, name in MODES.items()}
     for what, straggling in ((HALF, "2 0 1"), (SPIKES, "1 0.1 4")):
-        rows = simulate([
+        rows = harness.simulate("store", [
             f"{STRAGGLER_WORKERS} 1 1e15 1e15 0 int4 {mode} fifo {straggling} "
             f"{WARMUP} {STRAGGLER_STEPS} 0 {SMALL} 0 {STEP_S}"
             for mode in modes.values()
@@ -449,10 +401,9 @@ def rank(arguments: argparse.Namespace) -> int:
 def in_lab(
     arguments: argparse.Namespace, part: str, workers: int, servers: int, links: Sequence[str]
 ) -> list[Row]:
-    os.environ["THINWIRE_SERVERS"] = str(servers)
     argv = ["store", f"--parts={part}", f"--seconds={arguments.seconds}"]
     with lab.open_lab(workers + servers, links) as place:
-        return harness.run_ranks(place, argv, 3600.0)
+        return harness.run_ranks(place, argv, 3600.0, THINWIRE_SERVERS=servers)
 
 
 def formula(arguments: argparse.Namespace) -> Iterator[Row]:
@@ -473,19 +424,16 @@ def run(arguments: argparse.Namespace) -> list[Row]:
             print(f"{part}: skipped, {refusal}", flush=True)
             continue
         if part == "formula":
-            rows, columns = list(formula(arguments)), FORMULA_COLUMNS
+            rows = list(formula(arguments))
         elif part == "order":
-            members = sum(ORDER_PLACE)
-            rows = in_lab(arguments, part, *ORDER_PLACE, [LINK] * members)
-            columns = ORDER_COLUMNS
+            rows = in_lab(arguments, part, *ORDER_PLACE, [LINK] * sum(ORDER_PLACE))
         elif part == "stragglers":
             links = [lab.LOOPBACK] * (STRAGGLER_WORKERS + 1)
             rows = in_lab(arguments, part, STRAGGLER_WORKERS, 1, links)
-            columns = STRAGGLER_COLUMNS
         elif part == "simulated":
-            rows, columns = [*simulated_orders(), *simulated_stragglers()], SIMULATED_COLUMNS
+            rows = [*simulated_orders(), *simulated_stragglers()]
         else:
-            rows, columns = list(store_kills.rows(arguments.kills)), store_kills.COLUMNS
-        print(harness.table(rows, columns) + "\n", flush=True)
+            rows = list(store_kills.rows(arguments.kills))
+        print(harness.table(rows) + "\n", flush=True)
         found += [{"part": part} | row for row in rows]
     return found

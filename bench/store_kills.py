@@ -31,17 +31,6 @@ WINDOW_S = 1.5  # of steps that are counted before a kill, and after it
 JOURNAL_STEPS = 25  # from one kill to the next
 JOURNAL_BYTES = 2_000_000  # from one snapshot to the next, less than two kills are apart
 
-COLUMNS = {
-    "mode": "{mode}",
-    "killed": "{victim}",
-    "kills": "{kills}",
-    "errors": "{errors}",
-    "median": "{median:.3f} {unit}",
-    "p99": "{p99:.3f} {unit}",
-    "lowest, highest": "{low:.3f}, {high:.3f}",
-    "same digest": "{same_digest}",
-}
-
 _forks = multiprocessing.get_context("forkserver")
 
 SERVER = """
@@ -52,15 +41,10 @@ kvserver.serve_here(float(sys.argv[1]), sys.argv[2])
 """  # `thinwire serve`
 
 
-def environment_of(rank: int, port: int, world: int = KILL_WORKERS + 1) -> dict[str, str]:
-    """Return what a launcher gives a rank of `world` on this machine, the last of which serves."""
-    paths = [str(harness.ROOT), str(harness.ROOT / "integrations/python")]
-    return {
-        "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world),
-        "LOCAL_WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
-        "THINWIRE_SERVERS": "1", "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": os.pathsep.join(paths),
-    }  # fmt: skip
+def environment_of(rank: int, port: int) -> dict[str, str]:
+    """Return what a launcher gives a rank on this machine, the last of which serves."""
+    given = lab.Lab(KILL_WORKERS + 1, lab.LOOPBACK).environment_of(rank, port)
+    return given | {"THINWIRE_SERVERS": "1", "PYTHONPATH": harness.PYTHONPATH}
 
 
 def _member(environment: dict[str, str], mode: str, steps: int, pipe: Any, stop: Any) -> None:

@@ -5,10 +5,26 @@
 #ifndef THINWIRE_BENCH_TWINS_H_
 #define THINWIRE_BENCH_TWINS_H_
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
+#include <memory>
 
 namespace thinwire::twin {
+
+struct Free {
+  void operator()(void* memory) const { std::free(memory); }
+};
+
+// Zeroed memory of whole pages.
+template <typename T>
+std::unique_ptr<T, Free> Aligned(size_t count) {
+  const size_t bytes = (count * sizeof(T) + 4095) / 4096 * 4096;
+  auto* memory = static_cast<T*>(std::aligned_alloc(4096, bytes));
+  std::fill_n(reinterpret_cast<uint8_t*>(memory), bytes, uint8_t{0});
+  return std::unique_ptr<T, Free>(memory);
+}
 
 // r += g, and a store of the code bytes.
 void EncodeWithFeedback(const float* g, float* r, uint8_t* codes, size_t n, double bits);

@@ -36,10 +36,11 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
+import timeit
 from collections.abc import Callable, Iterator
+from multiprocessing.connection import Client, Connection
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from bench import harness, lab
 from bench.folder_store import FolderStore
@@ -51,14 +52,11 @@ CODEC_OPERATIONS = (
 SIZES = {"1 KiB": 10, "16 KiB": 14, "256 KiB": 18, "1 MiB": 20, "4 MiB": 22, "16 MiB": 24}
 SLOWER = 1.03  # a ratio above is marked
 WARM_UP, MOST_REPEATS = 3, 200
-
 START_S, TURN_S = 60.0, 120.0  # deadlines
-_PORT = 29500  # of the first tree's rendezvous in a lab
-TIMEOUT_S = 120.0
 _UNNAMED_BYTES = 65536  # up to here a call has no name, and so no error feedback
 
 Turn = Callable[[int], float]  # repetitions -> seconds of one
-Turns = tuple[Callable[[], float], Callable[[], float]]  # of old and new: seconds
+Trees = tuple[Path, Path]  # old and new
 
 
 class Row(NamedTuple):
@@ -85,132 +83,81 @@ def rows() -> list[Row]:
     return found
 
 
-def turns_of(pair: list[Team], row: Row) -> Turns:
-    """Both warm, and with the same number of repetitions."""
-    for team in pair:
-        team.turn(row.subject, WARM_UP)
-    once = max(team.turn(row.subject, WARM_UP) for team in pair)
-    repeats = max(1, min(MOST_REPEATS, round(row.seconds / once)))
-    old, new = (lambda team=team: team.turn(row.subject, repeats) for team in pair)
-    return old, new
-
-
-def codec_seconds(tree: Path, name: str) -> float:
-    command = [tree / "build/bench/codec_bench", f"--benchmark_filter=^{re.escape(name)}$"]
-    done = subprocess.run(
-        [*command, "--benchmark_format=json"], check=True, capture_output=True, text=True
-    )
-    return json.loads(done.stdout)["benchmarks"][0]["real_time"] * 1e-9
-
-
-def codec_names(tree: Path) -> list[str]:
-    command = [tree / "build/bench/codec_bench", "--benchmark_list_tests"]
-    listed = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
-    return [name for name in listed if re.match(CODEC_OPERATIONS, name)]
-
-
-def compare(name: str, turns: Turns, rounds: int) -> dict[str, Any]:
-    """`rounds` turns of each, in the order A B B A."""
-    times: list[list[float]] = [[], []]
+def compare(name: str, old: Callable[[], float], new: Callable[[], float], rounds: int) -> None:
+    """Prints a row of `rounds` turns of each, in the order A B B A, and keeps it."""
+    times: tuple[list[float], list[float]] = ([], [])
     for number in range(rounds):
         for who in (0, 1) if number % 2 == 0 else (1, 0):
-            times[who].append(turns[who]())
-    old, new = times
-    ratios = [b / a for a, b in zip(old, new, strict=True)]
-    many = rounds > 1
-    low, ratio, high = statistics.quantiles(ratios, n=4, method="inclusive") if many else ratios * 3
-    return {
-        "name": name,
-        "old_ms": 1e3 * statistics.median(old),
-        "new_ms": 1e3 * statistics.median(new),
-        "ratio": ratio,
-        "low": low,
-        "high": high,
-        "ratios": ratios,
-    }
+            times[who].append((old, new)[who]())
+    ratios = [b / a for a, b in zip(*times, strict=True)]
+    middle = statistics.quantiles(ratios, n=4, method="inclusive") if rounds > 1 else ratios * 3
+    row = {"name": name, "ratios": ratios} | dict(
+        zip(("low", "ratio", "high"), middle, strict=True)
+    )
+    row["old_ms"], row["new_ms"] = (1e3 * statistics.median(each) for each in times)
+    slower = (
+        "SLOWER" if row["low"] > 1.0 else "unclear"
+    )  # asks for more rounds on a quieter machine
+    row["verdict"] = slower if row["ratio"] > SLOWER else ""
+    keep(row, "{old_ms:9.4f} {new_ms:9.4f}  {ratio:7.3f} [{low:.3f}, {high:.3f}] {verdict}")
 
 
-def verdict(row: dict[str, Any]) -> str:
-    """Empty if the row is fast enough; "unclear" asks for more rounds on a quieter machine."""
-    if row["ratio"] <= SLOWER:
-        return ""
-    return "SLOWER" if row["low"] > 1.0 else "unclear"
+kept: list[harness.Row] = []
 
 
-class Report:
-    """Prints each row as it comes, and keeps it for the file."""
-
-    def __init__(self) -> None:
-        self.rows: list[dict[str, Any]] = []
-        print(f"{'':45s} {'old ms':>9s} {'new ms':>9s}  new/old [middle half]")
-
-    def add(self, row: dict[str, Any]) -> None:
-        self.rows.append(row)
-        print(
-            f"{row['name']:45s} {row['old_ms']:9.4f} {row['new_ms']:9.4f}  {row['ratio']:7.3f} "
-            f"[{row['low']:.3f}, {row['high']:.3f}] {verdict(row)}",
-            flush=True,
-        )
-
-    def leave_out(self, name: str, why: str, reason: str) -> None:
-        """why: "skipped" or "failed"."""
-        self.rows.append({"name": name, why: reason})
-        print(f"{name:45s} {why}: {reason}", flush=True)
-
-    def failed(self) -> bool:
-        return any("failed" in row for row in self.rows)
-
-    def summary(self) -> None:
-        ratios = [row["ratio"] for row in self.rows if "ratio" in row]
-        if ratios:
-            print(
-                f"{len(ratios)} rows, median {statistics.median(ratios):.3f}, most "
-                f"{max(ratios):.3f}; {sum(ratio > SLOWER for ratio in ratios)} above {SLOWER}"
-            )
+def keep(row: harness.Row, form: str) -> None:
+    kept.append(row)
+    print(f"{row['name']:45s} {form.format_map(row)}", flush=True)
 
 
-def run_codecs(arguments: argparse.Namespace, report: Report) -> None:
-    trees = (arguments.old, arguments.new)
+def run_codecs(trees: Trees, wanted: Callable[[str], bool], rounds: int | None) -> None:
+    def run(tree: Path, *options: str) -> str:
+        command = [tree / "build/bench/codec_bench", *options]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+    def seconds(tree: Path, name: str) -> float:
+        only = f"--benchmark_filter=^{re.escape(name)}$"
+        found = json.loads(run(tree, only, "--benchmark_format=json"))
+        return found["benchmarks"][0]["real_time"] * 1e-9
+
     try:
-        names = [codec_names(tree) for tree in trees]
+        names = [run(tree, "--benchmark_list_tests").split() for tree in trees]
     except (OSError, subprocess.CalledProcessError) as error:
-        return report.leave_out("codec", "failed", str(error))
-    for name in dict.fromkeys([*names[0], *names[1]]):
+        return keep({"name": "codec", "failed": str(error)}, "failed: {failed}")
+    for name in filter(
+        functools.partial(re.match, CODEC_OPERATIONS), dict.fromkeys(itertools.chain(*names))
+    ):
         operation, spec, size = name.split("/")[:3]
         label = f"codec {operation} {spec} {int(size) >> 10} KiB"
-        if not re.search(arguments.filter, label):
+        if not wanted(label):
             continue
-        if not all(name in some for some in names):
-            report.leave_out(label, "skipped", "only one of the trees has it")
-            continue
-        old, new = (lambda tree=tree, name=name: codec_seconds(tree, name) for tree in trees)
-        rounds = 3 if int(size) > 1 << 20 else 5
-        report.add(compare(label, (old, new), arguments.rounds or rounds))
+        if all(name in some for some in names):
+            turns = (functools.partial(seconds, tree, name) for tree in trees)
+            compare(label, *turns, rounds or (3 if int(size) > 1 << 20 else 5))
+        else:
+            keep({"name": label, "skipped": "only one tree has it"}, "skipped: {skipped}")
 
 
-def run_ranks(arguments: argparse.Namespace, report: Report) -> None:
-    wanted = [
-        row
-        for row in rows()
-        if row.name.split()[0] in arguments.only and re.search(arguments.filter, row.name)
-    ]
+def run_ranks(trees: Trees, wanted: Callable[[str], bool], rounds: int | None) -> None:
     refusal = lab.can_shape()
-    for (world, link), group in itertools.groupby(wanted, lambda row: (row.world, row.link)):
-        if link != lab.LOOPBACK and refusal:
-            for row in group:
-                report.leave_out(row.name, "skipped", refusal)
-            continue
+    all_ = (row for row in rows() if wanted(row.name))
+    for (world, link), group in itertools.groupby(all_, lambda row: (row.world, row.link)):
         left = list(group)
         try:
-            with open_teams((arguments.old, arguments.new), world, link) as pair:
+            if link != lab.LOOPBACK and refusal:
+                raise PermissionError(refusal)
+            with open_teams(trees, world, link) as pair:
                 while left:
-                    turns = turns_of(pair, left[0])
-                    rounds = arguments.rounds or left[0].rounds
-                    report.add(compare(left[0].name, turns, rounds))
+                    row = left[0]
+                    once = max([team.turn(row.subject, WARM_UP) for team in pair * 2][2:])
+                    repeats = max(1, min(MOST_REPEATS, round(row.seconds / once)))
+                    turns = (functools.partial(t.turn, row.subject, repeats) for t in pair)
+                    compare(row.name, *turns, rounds or row.rounds)
                     left.pop(0)
-        except (RuntimeError, OSError) as error:
+        except (RuntimeError, OSError, EOFError) as error:
+            why = "skipped" if isinstance(error, PermissionError) else "failed"
             for row in left:
-                report.leave_out(row.name, "failed", str(error))
+                keep({"name": row.name, why: str(error)}, f"{why}: {{{why}}}")
 
 
 # The ranks of both trees beside each other, in one lab.
@@ -230,7 +177,7 @@ class Team:
         if place.link != lab.LOOPBACK:  # there the lab has chosen a free port
             settings.append(f"MASTER_PORT={port}")
         command = ["env", *settings, sys.executable, "-m", "bench.versus", "--rank", path]
-        self._lines = []
+        self._pipes = []
         with socket.socket(socket.AF_UNIX) as server:
             server.bind(path)
             server.listen(place.world)
@@ -238,10 +185,9 @@ class Team:
             self._ranks = threading.Thread(target=self._run, args=(place, command), daemon=True)
             self._ranks.start()
             for _ in range(place.world):
-                connection, _ = server.accept()
-                connection.settimeout(TURN_S)
-                self._lines.append(connection.makefile("rw"))
-                connection.close()  # the file keeps it open
+                accepted, _ = server.accept()
+                accepted.setblocking(True)
+                self._pipes.append(Connection(accepted.detach()))
 
     def _run(self, place: lab.Lab, command: list[str]) -> None:
         try:
@@ -251,39 +197,31 @@ class Team:
 
     def turn(self, subject: str, repeats: int) -> float:
         """Seconds of one repetition, on the slowest rank."""
-        try:
-            for lines in self._lines:
-                print(json.dumps([subject, repeats]), file=lines, flush=True)
-            return max(float(lines.readline()) for lines in self._lines)
-        except (OSError, ValueError) as error:  # an empty line: the rank is no more
-            raise RuntimeError(f"a rank of {self._tree} gave no answer: {error}") from error
+        for pipe in self._pipes:
+            pipe.send((subject, repeats))
+        if not all(pipe.poll(TURN_S) for pipe in self._pipes):
+            raise RuntimeError(f"a rank of {self._tree} gave no answer")
+        return max(pipe.recv() for pipe in self._pipes)
 
     def close(self) -> None:
-        for lines in self._lines:
-            with contextlib.suppress(OSError):
-                lines.close()
+        for pipe in self._pipes:
+            pipe.close()
         self._ranks.join(START_S)
         self._folder.cleanup()
 
 
 @contextlib.contextmanager
-def open_teams(trees: tuple[Path, Path], world: int, link: str) -> Iterator[list[Team]]:
+def open_teams(trees: Trees, world: int, link: str) -> Iterator[list[Team]]:
     """The ranks of both trees, in one lab. RuntimeError if the system or a tree refuses."""
     with lab.open_lab(world, link) as place, contextlib.ExitStack() as stack:
         started = []
-        for number, tree in enumerate(trees):
-            started.append(Team(tree, place, _PORT + number))
+        for port, tree in enumerate(trees, lab.PORT):
+            started.append(Team(tree, place, port))
             stack.callback(started[-1].close)
         yield started
 
 
 # A rank, with one tree's thinwire.
-
-
-def _timed(call: Callable[[], None]) -> float:
-    start = time.perf_counter()
-    call()
-    return time.perf_counter() - start
 
 
 @functools.cache
@@ -292,7 +230,7 @@ def communicator(codec: str, folder: Path):
     from thinwire.config import resolve
 
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    config = resolve(codec=codec, timeout_s=TIMEOUT_S)
+    config = resolve(codec=codec, timeout_s=TURN_S)
     return Communicator(rank, world, FolderStore(folder), f"versus-{codec}", config)
 
 
@@ -303,35 +241,36 @@ def all_reduce(codec: str, size: str, folder: Path) -> Turn:
     comm, count = communicator(codec, folder), int(size) // 4
     generator = numpy.random.default_rng(int(os.environ["RANK"]))
     values = generator.standard_normal(count, dtype=numpy.float32)
-    address = values.ctypes.data
 
     def once() -> None:
         if int(size) <= _UNNAMED_BYTES:
-            comm.all_reduce(address, count, "float32", "mean")
+            comm.all_reduce(values.ctypes.data, count, "float32", "mean")
         else:
-            comm.start(address, count, "float32", "mean", size).wait()
+            comm.start(values.ctypes.data, count, "float32", "mean", size).wait()
 
     def turn(repeats: int) -> float:
-        assert values.size == count  # the closure keeps the memory
         once()  # as a barrier
-        return statistics.median(_timed(once) for _ in range(repeats))
+        return statistics.median(timeit.repeat(once, number=1, repeat=repeats))
 
     return turn
 
 
-@functools.cache
-def distributed():
+def steps(kind: str, *options: str) -> Turn:
+    """The median of a subject's steps; it lives as long as the rank."""
     import torch
     import torch.distributed as dist
 
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
-    return dist
+    from bench.subjects import priority
+    from bench.subjects import steps as models
 
-
-def steps(subject: contextlib.AbstractContextManager[harness.Turn]) -> Turn:
-    """The median of a subject's steps; it lives as long as the rank."""
-    dist = distributed()
+    if not dist.is_initialized():
+        torch.set_num_threads(1)
+        dist.init_process_group("gloo")
+    if kind == "ddp":
+        subject = models.ddp(*options)
+    else:
+        order, codec = options
+        subject = priority.order("p3 planned" if order == "predicted" else "p3", codec)
     turn = subject.__enter__()
 
     def again(repeats: int) -> float:
@@ -341,38 +280,20 @@ def steps(subject: contextlib.AbstractContextManager[harness.Turn]) -> Turn:
     return again
 
 
-def ddp(codec: str) -> Turn:
-    distributed()
-    from bench.subjects import steps as models
-
-    return steps(models.ddp(codec))
-
-
-def p3(order: str, codec: str) -> Turn:
-    distributed()
-    from bench.subjects import priority
-
-    return steps(priority.order("p3 planned" if order == "predicted" else "p3", codec))
-
-
 @functools.cache
 def make(subject: str, folder: Path) -> Turn:
     kind, *options = subject.split()
-    if kind == "allreduce":
-        return all_reduce(*options, folder)
-    return {"ddp": ddp, "p3": p3}[kind](*options)
+    return all_reduce(*options, folder) if kind == "allreduce" else steps(kind, *options)
 
 
-def be_rank(path: str) -> int:
-    """Does a turn for each line that comes: a JSON list of a subject ("allreduce int4 1048576",
-    "ddp int4" or "p3 announced int4") and a number of repetitions. The answer is seconds of one
-    repetition. All ranks get the same lines. A subject is made at its first turn and stays."""
-    with socket.socket(socket.AF_UNIX) as connection:
-        connection.connect(path)
-        lines = connection.makefile("rw")
-        for line in lines:
-            subject, repeats = json.loads(line)
-            print(make(subject, Path(path).parent)(repeats), file=lines, flush=True)
+def be_rank(path: str) -> None:
+    """Answers each (subject, repetitions), such as ("allreduce int4 1048576", 9), "ddp int4" or
+    "p3 announced int4", with seconds of one repetition. All ranks get the same. A subject is made
+    at its first turn and stays."""
+    with Client(path) as pipe, contextlib.suppress(EOFError):
+        while True:
+            subject, repeats = pipe.recv()
+            pipe.send(make(subject, Path(path).parent)(repeats))
     # Both trees' ranks are done; how each ends is not measured here.
     sys.stdout.flush()
     os._exit(0)
@@ -380,7 +301,7 @@ def be_rank(path: str) -> int:
 
 def main() -> int:
     if sys.argv[1:2] == ["--rank"]:
-        return be_rank(*sys.argv[2:])
+        be_rank(*sys.argv[2:])
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("old", type=lambda path: Path(path).resolve())
     parser.add_argument("new", type=lambda path: Path(path).resolve())
@@ -388,14 +309,22 @@ def main() -> int:
     parser.add_argument("--filter", default="", help="regular expression of rows' names")
     parser.add_argument("--rounds", type=int, help="of every row; default: 3 to 11")
     parser.add_argument("--out", type=Path, default=Path("build/bench/versus.json"))
-    arguments = parser.parse_args()
-    report = Report()
-    if "codec" in arguments.only:
-        run_codecs(arguments, report)
-    run_ranks(arguments, report)
-    report.summary()
-    harness.write(arguments.out, report.rows)
-    return 1 if report.failed() else 0
+    given = parser.parse_args()
+
+    def wanted(name: str) -> bool:
+        return name.split()[0] in given.only and bool(re.search(given.filter, name))
+
+    print(f"{'':45s} {'old ms':>9s} {'new ms':>9s}  new/old [middle half]")
+    if "codec" in given.only:
+        run_codecs((given.old, given.new), wanted, given.rounds)
+    run_ranks((given.old, given.new), wanted, given.rounds)
+    if ratios := [row["ratio"] for row in kept if "ratio" in row]:
+        print(
+            f"{len(ratios)} rows, median {statistics.median(ratios):.3f}, most {max(ratios):.3f}; "
+            f"{sum(ratio > SLOWER for ratio in ratios)} above {SLOWER}"
+        )
+    harness.write(given.out, kept)
+    return int(any("failed" in row for row in kept))
 
 
 if __name__ == "__main__":

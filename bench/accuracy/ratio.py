@@ -6,7 +6,7 @@ Gradients of the accuracy benchmark's models, of eight workers, taken during fp3
 half way and late. The error is |x - D(x)|^2 / |x|^2 of one encoding of the first worker's, without
 feedback. Beside our codecs stand formats and rules of others (references.py). For allreduces of 4
 and 8 workers, it is that of the mean after both hops, over the exact mean: what DynamiQ (arXiv
-2602.08923) calls the vNMSE of its allreduce. Writes OUT/ratio.json, ratio.md and ratio.png."""
+2602.08923) calls the vNMSE of its allreduce. Writes OUT/ratio.json and ratio.md."""
 
 from __future__ import annotations
 
@@ -87,63 +87,22 @@ def _error(got: torch.Tensor, exact: torch.Tensor) -> float:
     return ((exact.double() - got).square().sum() / exact.double().square().sum()).item()
 
 
-def table(rows: list[dict]) -> str:
+def table(rows: list[harness.Row]) -> str:
+    """A line for each codec, and number of workers where there is one."""
     sources, body = list(dict.fromkeys(row["source"] for row in rows)), []
-    for codec in dict.fromkeys(row["codec"] for row in rows):
-        mine = [row for row in rows if row["codec"] == codec]
+    for codec, workers in dict.fromkeys((row["codec"], row.get("workers")) for row in rows):
+        mine = [r for r in rows if (r["codec"], r.get("workers")) == (codec, workers)]
         bits = statistics.mean(row["bits"] for row in mine)
         name = codec if codec in REFERENCES else f"`{codec}`"
-        errors = [f"{row['error']:.2g}" for row in mine]
-        body.append([name, f"{bits:.2f}", f"{32 / bits:.1f} x", *errors])
-    head = ["codec", "bits an element", "fewer bytes", *(f"error², {s}" for s in sources)]
-    return harness.markdown(head, body)
+        of = f"{32 / bits:.1f} x" if workers is None else str(workers)
+        body.append([name, of, f"{bits:.2f}", *(f"{row['error']:.2g}" for row in mine)])
+    head = ["codec", "workers" if "workers" in rows[0] else "fewer bytes", "bits an element"]
+    return harness.markdown([*head, *(f"error², {source}" for source in sources)], body)
 
 
-def _row(source: str, codec: str, measured: list[tuple[float, float]]) -> dict:
+def _row(source: str, codec: str, measured: list[tuple[float, float]]) -> harness.Row:
     bits, errors = (statistics.mean(column) for column in zip(*measured, strict=True))
     return {"source": source, "codec": codec, "bits": bits, "error": errors}
-
-
-def allreduce_table(rows: list[dict]) -> str:
-    """A line for each codec and number of workers."""
-    sources = list(dict.fromkeys(row["source"] for row in rows))
-    body = []
-    for codec, workers in dict.fromkeys((row["codec"], row["workers"]) for row in rows):
-        mine = [row for row in rows if (row["codec"], row["workers"]) == (codec, workers)]
-        bits = statistics.mean(row["bits"] for row in mine)
-        errors = [f"{row['error']:.2g}" for row in mine]
-        body.append([f"`{codec}`", str(workers), f"{bits:.2f}", *errors])
-    head = ["codec", "workers", "bits an element and hop",
-            *(f"error² of the mean, {source}" for source in sources)]  # fmt: skip
-    return harness.markdown(head, body)
-
-
-def plot(path: Path, rows: list[dict]) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axis = pyplot.subplots(figsize=(8, 5), layout="constrained")
-    sources = list(dict.fromkeys(row["source"] for row in rows))
-    for source, marker in zip(sources, "osD^x", strict=False):
-        mine = [row for row in rows if row["source"] == source]
-        axis.scatter([32 / r["bits"] for r in mine], [r["error"] for r in mine], marker=marker,
-                     label=source, alpha=0.8)  # fmt: skip
-    for codec in dict.fromkeys(row["codec"] for row in rows):
-        first = next(row for row in rows if row["codec"] == codec)
-        highest = max(row["error"] for row in rows if row["codec"] == codec)
-        axis.annotate(codec, (32 / first["bits"], highest), xytext=(3, 5),
-                      textcoords="offset points", fontsize=7)  # fmt: skip
-    axis.set_xscale("log")
-    axis.set_yscale("log")
-    axis.set_xlabel("times fewer bytes than fp32, one hop")
-    axis.set_ylabel("relative squared error of one encoding")
-    axis.grid(alpha=0.3)
-    axis.spines[["top", "right"]].set_visible(False)
-    axis.legend(frameon=False, loc="lower right")
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)
 
 
 def main() -> int:
@@ -165,12 +124,11 @@ def main() -> int:
         for workers, codec in itertools.product((4, 8), ALLREDUCES):
             row = _row(source, codec, [measure_allreduce(codec, f[:workers]) for f in taken])
             allreduces.append(row | {"workers": workers})
-    text = table(rows) + "\n\n## Allreduces\n\n" + allreduce_table(allreduces)
+    text = f"{table(rows)}\n\n## Means after both hops\n\n{table(allreduces)}"
     rows += allreduces
     result = harness.write(arguments.out / "ratio.json", rows)
     head = f"# Bytes and errors\n\n{harness.headline(result)}\n\n"
     (arguments.out / "ratio.md").write_text(f"{head}{text}\n")
-    plot(arguments.out / "ratio.png", [row for row in rows if "workers" not in row])
     print(text)
     return 0
 

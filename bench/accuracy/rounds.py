@@ -19,12 +19,12 @@ from thinwire.torch.group import Group, count_user
 from thinwire.torch.sites.meeting import Epoch
 
 from bench.accuracy.tasks import Task, evaluate, loss_of
+from bench.accuracy.training import Curve, make_optimizers, row_of
 
 Outer = tuple[float, float]  # rate and Nesterov momentum of the outer SGD
 AVERAGE: tuple[Outer, ...] = ((1.0, 0.0),)
 DILOCO: tuple[Outer, ...] = ((1.0, 0.0), (0.7, 0.5), (0.7, 0.9))
 
-_POINTS = 40  # of a learning curve
 _LEAST_ROWS = 64  # of a member, in a split by labels
 _NEVER = 1 << 30  # steps until a round of its own accord
 _STRENGTH = 10.0  # of attacks, in norms of an honest update
@@ -147,10 +147,7 @@ class _Member:
         torch.manual_seed(seed)
         self.task, self.model = task, task.make_model()
         self.parameters = list(self.model.parameters())
-        if task.optimizer == "adamw":
-            self.inner: torch.optim.Optimizer = torch.optim.AdamW(self.parameters, lr=task.rate)
-        else:
-            self.inner = torch.optim.SGD(self.parameters, lr=task.rate, momentum=task.momentum)
+        (self.inner,) = make_optimizers(task, dict(self.model.named_parameters()), task.momentum)
         self.schedule = torch.optim.lr_scheduler.LambdaLR(self.inner, task.rate_factor)
         rate, momentum = outer
         self.diloco = sites.DiLoCo(
@@ -201,32 +198,26 @@ def train(task: Task, method: RoundMethod, outer: Outer, seed: int, workers: int
         _Member(task, method, outer, part, seed, rank, _Members(rank, workers, key, store))
         for rank, part in enumerate(parts)
     ]
-    curve, recent = [], []
+    curve = Curve(task.steps)
     with ThreadPoolExecutor(workers) as pool, contextlib.ExitStack() as stack:
         list(pool.map(lambda one: one.diloco.__enter__(), members))
         stack.callback(lambda: list(pool.map(lambda one: one.diloco.close(), members)))
         anchor = members[0].values()
         for step in range(1, task.steps + 1):
-            recent.append(statistics.mean(one.step() for one in members))
+            curve.add(statistics.mean(one.step() for one in members))
             if step % method.local_steps == 0 or step == task.steps:
                 if method.attack not in (None, "absent"):
                     _poison(method.attack, members, anchor, 100_000 * seed + step)
                 list(pool.map(lambda one: one.diloco.sync(), members))
                 anchor = members[0].values()
-            if step * _POINTS // task.steps != (step - 1) * _POINTS // task.steps:
-                curve.append((step, round(statistics.mean(recent), 4)))
-                recent = []
         digests = {one.diloco.reports[-1].digest for one in members}
         bits = [one.values().view(torch.int32) for one in members]  # NaN is no equal of NaN
         if len(digests) > 1 or not all(torch.equal(bits[0], other) for other in bits):
             raise RuntimeError("members differ after the last round")
         sent = members[0].diloco.stats()["sent_bytes"]
-    accuracy, loss = evaluate(members[0].model, getattr(task.data, split)())
     plain = task.steps * 2 * (workers - 1) / workers * 4 * anchor.numel()
-    return {
-        "task": task.name, "method": method.name, "against": method.against,
-        "codec": method.codec, "rate": task.rate, "outer": outer, "seed": seed, "split": split,
-        "workers": workers, "steps": task.steps, "accuracy": accuracy, "loss": loss,
-        "train_loss": curve[-1][1], "ratio": plain / sent, "curve": curve,
-        "seconds": time.monotonic() - start,
-    }  # fmt: skip
+    return row_of(
+        task, method, seed=seed, split=split, workers=workers, ratio=plain / sent,
+        judged=evaluate(members[0].model, getattr(task.data, split)()), curve=curve.points,
+        seconds=time.monotonic() - start, against=method.against, outer=outer,
+    )  # fmt: skip

@@ -4,20 +4,22 @@ its own learning rate.
     python -m bench.accuracy.run --out build/accuracy            # resumes where it was stopped
     python -m bench.accuracy.run --short --out build/accuracy    # a minute, for a look
 
-A method's rate is chosen on a validation split, with seeds of its own, from the grid of rates.py;
-then it trains with seeds that no choice has seen, and is judged by the test set. Each run is a file
-in OUT/runs; a run whose recipe is the same is not repeated. Writes OUT/accuracy.json, accuracy.md,
-accuracy.png and curves.png."""
+A method's rate is chosen on a validation split, with seeds of its own: a climb on GRID, the same
+for every method. Then it trains with seeds that no choice has seen, and is judged by the test set.
+Each run is a file in OUT/runs; a run whose recipe is the same is not repeated. Writes
+OUT/accuracy.json and accuracy.md."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
 import json
+import math
 import os
 import re
 import statistics
 import sys
+from collections.abc import Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +27,7 @@ from typing import Any
 
 import torch
 
-from bench.accuracy import rates, rounds, stores
+from bench.accuracy import rounds, stores
 from bench.accuracy.report import write_report
 from bench.accuracy.tasks import TASKS, Task
 from bench.accuracy.together import Trial, can_train, train_together
@@ -39,6 +41,25 @@ _ONE_WAY = (None,)  # of all others
 _SHORT_STEPS = 8  # times fewer
 _SHORT_METHODS = ("fp32", "int4", "adaptive 2", "adaptive 1", "onebit", "topk 0.1 % DGC")
 _CHOICE_SEED = 101  # the first of those that rates are chosen with; results have 1, 2, ...
+
+
+GRID = tuple(2.0**exponent for exponent in range(-3, 4))  # factors of the task's rate
+_FIRST = (0.5, 1.0, 2.0)
+
+
+def best_factor(scores: Mapping[float, float]) -> float:
+    """The factor of the highest score; a run that diverged has none (NaN)."""
+    return max(scores, key=lambda f: -math.inf if math.isnan(scores[f]) else scores[f])
+
+
+def missing_factors(scores: Mapping[float, float]) -> list[float]:
+    """The factors to be tried next; none if both neighbours of the best one are worse, or the grid
+    ends there."""
+    first = [factor for factor in _FIRST if factor not in scores]
+    if first:
+        return first
+    place = GRID.index(best_factor(scores))
+    return [factor for factor in GRID[max(place - 1, 0) : place + 2] if factor not in scores]
 
 
 @dataclass(frozen=True)
@@ -150,12 +171,12 @@ class Cell:
     def scores(self, results: Results) -> dict[float, float]:
         """Mean accuracy on the validation split, by the factor of the task's rate, with the first
         of the outer optimizers."""
-        found = {f: self._score(results, f, self._outers()[0]) for f in rates.GRID}
+        found = {f: self._score(results, f, self._outers()[0]) for f in GRID}
         return {factor: score for factor, score in found.items() if score is not None}
 
     def outer_scores(self, results: Results) -> dict[Outer | None, float]:
         """The same by outer optimizer, at the best rate so far."""
-        best = rates.best(self.scores(results))
+        best = best_factor(self.scores(results))
         found = {outer: self._score(results, best, outer) for outer in self._outers()}
         return {outer: score for outer, score in found.items() if score is not None}
 
@@ -164,10 +185,10 @@ class Cell:
         scores, outers = self.scores(results), self._outers()
         wanted = []
         if self.choices:
-            factors = rates.missing(scores)
+            factors = missing_factors(scores)
             wanted = [run for factor in factors for run in self._trials(factor, outers[0])]
             if not wanted:
-                best = rates.best(scores)
+                best = best_factor(scores)
                 wanted = [run for outer in outers for run in self._trials(best, outer)]
                 wanted = [run for run in wanted if results.row(run) is None]
         wanted = wanted or self.tests(results)
@@ -180,7 +201,7 @@ class Cell:
             return []
         factor, outer = 1.0, self._outers()[0]
         if self.choices:
-            factor, tried = rates.best(scores), self.outer_scores(results)
+            factor, tried = best_factor(scores), self.outer_scores(results)
             outer = max(tried, key=tried.__getitem__)
         return [self._run(factor, outer, seed, "test") for seed in range(1, self.seeds + 1)]
 
@@ -242,8 +263,9 @@ def runs_together(task: Task, method: str) -> bool:
     return task.dirichlet is None and (task.optimizer == "sgd" or not METHODS[method].owns_momentum)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def make_parser(description: str) -> argparse.ArgumentParser:
+    """The options that all programs of runs have; drift.py has other defaults."""
+    parser = argparse.ArgumentParser(description=description.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("build/accuracy"))
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--choices", type=int, default=2, help="seeds that choose a rate; 0: none")
@@ -255,26 +277,34 @@ def main() -> int:
     parser.add_argument("--rate_part", type=float, default=1, help="so many times smaller rates")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="runs at a time")
     parser.add_argument("--device", default="cpu", help="cuda: a cell's runs side by side")
+    return parser
+
+
+def cells_of(arguments: argparse.Namespace, **of_task: Any) -> list[Cell]:
+    """Every method on every task that it goes with. of_task: fields of all tasks."""
+    tasks = [
+        dataclasses.replace(
+            task, steps=task.steps // arguments.steps_part,
+            batch=task.batch // arguments.batch_part, rate=task.rate / arguments.rate_part,
+        )
+        for task in (TASKS[name] for name in arguments.tasks.split(","))
+    ]  # fmt: skip
+    return [
+        Cell(dataclasses.replace(task, **of_task), method, arguments.seeds, arguments.choices,
+             arguments.workers, arguments.device)
+        for task in tasks for method in arguments.methods.split(",") if runs_together(task, method)
+    ]  # fmt: skip
+
+
+def main() -> int:
+    parser = make_parser(__doc__)
     parser.add_argument("--report", action="store_true", help="of the runs that are there")
     parser.add_argument("--short", action="store_true", help="one seed, the MLP, few steps")
     arguments = parser.parse_args()
-    tasks, methods = arguments.tasks.split(","), arguments.methods.split(",")
-    seeds, choices, steps_part = arguments.seeds, arguments.choices, arguments.steps_part
     if arguments.short:
-        tasks, methods = ["mlp"], list(_SHORT_METHODS)
-        seeds, choices, steps_part = 1, 0, _SHORT_STEPS
-    cells = []
-    for task in map(TASKS.__getitem__, tasks):
-        task = dataclasses.replace(
-            task, steps=task.steps // steps_part, batch=task.batch // arguments.batch_part,
-            rate=task.rate / arguments.rate_part,
-        )  # fmt: skip
-        mine = [method for method in methods if runs_together(task, method)]
-        cells += [
-            Cell(task, method, seeds, choices, arguments.workers, arguments.device)
-            for method in mine
-        ]
-    results = Results(arguments.out)
+        arguments.tasks, arguments.methods = "mlp", ",".join(_SHORT_METHODS)
+        arguments.seeds, arguments.choices, arguments.steps_part = 1, 0, _SHORT_STEPS
+    cells, results = cells_of(arguments), Results(arguments.out)
     if not arguments.report:
         carry_out(cells, results, arguments.jobs)
     found = [results.row(run) for cell in cells for run in cell.tests(results)]

@@ -6,21 +6,17 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
-import statistics
-import subprocess
 import sys
 import time
 from dataclasses import dataclass
 from typing import Any
 
-from bench import lab
+from bench import harness, lab
 from bench.accuracy.tasks import TASKS, Task, evaluate, loss_of
-from bench.store_kills import environment_of
+from bench.accuracy.training import Curve, batches, row_of
 
-_POINTS = 40  # of a learning curve
 _PHASES = 20  # of the rate: all workers wait for one another where it changes
-_TIMEOUT_S = 120.0  # of each wait
+_TIMEOUT_S, _RUN_S = 120.0, 86400.0  # of each wait, and of a run
 
 
 @dataclass(frozen=True)
@@ -66,11 +62,9 @@ METHODS = {
 
 def _work(task: Task, method: StoreMethod, momentum: float, seed: int, split: str) -> None:
     """A worker, or the server, which does not return from the optimizer's constructor. Worker 0
-    prints the row."""
+    hands over its part of the row."""
     import torch
     from thinwire.torch import ParameterServerOptimizer
-
-    from bench.accuracy.training import batches
 
     torch.set_num_threads(1)
     torch.manual_seed(seed)
@@ -85,7 +79,7 @@ def _work(task: Task, method: StoreMethod, momentum: float, seed: int, split: st
         timeout_s=_TIMEOUT_S,
     )
     store = served.store
-    curve, recent = [], []
+    curve = Curve(task.steps)
     phase = max(1, task.steps // _PHASES)
     for step, rows in enumerate(batches(task, store.num_workers, seed)):
         if step % phase == 0:
@@ -94,16 +88,13 @@ def _work(task: Task, method: StoreMethod, momentum: float, seed: int, split: st
         loss = loss_of(model, task.data.batch(rows[store.rank]))
         loss.backward()
         served.step()
-        recent.append(loss.item())
-        if (step + 1) * _POINTS // task.steps != step * _POINTS // task.steps:
-            curve.append((step + 1, round(statistics.mean(recent), 4)))
-            recent = []
+        curve.add(loss.item())
     served.wait()
     store.barrier()
     store.pull(list(parameters), [p.data for p in parameters.values()])
     if store.rank == 0:
-        accuracy, loss = evaluate(model, getattr(task.data, split)())
-        print(json.dumps({"accuracy": accuracy, "loss": loss, "curve": curve}), flush=True)
+        judged = evaluate(model, getattr(task.data, split)())
+        harness.hand_over({"judged": judged, "curve": curve.points})
     served.close()
 
 
@@ -114,30 +105,15 @@ def train(task: Task, method: StoreMethod, outer: tuple[float], seed: int, worke
     start, momentum = time.monotonic(), outer[0]
     rate = method.rate(task, momentum)
     arguments = [task.name, task.steps, task.batch, rate, method.name, momentum, seed, split]
-    command = [sys.executable, "-m", "bench.accuracy.stores", json.dumps(arguments)]
-    size, port = workers + 1, lab.free_port()
-    started = []
-    try:
-        for rank in range(size):
-            own = environment_of(rank, port, size)
-            started.append(
-                subprocess.Popen(command, env=os.environ | own, stdout=subprocess.PIPE, text=True)
-            )
-        printed = [process.communicate()[0] for process in started]
-    finally:
-        for process in started:
-            process.kill()
-            process.wait()
-    if any(process.returncode for process in started):
-        raise RuntimeError(f"{method.name}: exits {[process.returncode for process in started]}")
-    found = json.loads(printed[0].splitlines()[-1])
-    return found | {
-        "task": task.name, "method": method.name, "against": method.against,
-        "codec": method.codec, "rate": rate, "momentum": momentum, "seed": seed,
-        "split": split, "workers": workers, "steps": task.steps,
-        "train_loss": found["curve"][-1][1],
-        "ratio": _ratio(task, method.codec), "seconds": time.monotonic() - start,
-    }  # fmt: skip
+    found = harness.run_ranks(
+        lab.Lab(workers + 1, lab.LOOPBACK), [json.dumps(arguments)], _RUN_S,
+        "bench.accuracy.stores", THINWIRE_SERVERS=1,
+    )  # fmt: skip
+    return row_of(
+        task, method, seed=seed, split=split, workers=workers, **found,
+        ratio=_ratio(task, method.codec), seconds=time.monotonic() - start,
+        against=method.against, rate=rate, momentum=momentum,
+    )  # fmt: skip
 
 
 def _ratio(task: Task, codec: str) -> float:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import gzip
 import math
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,6 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 
-sys.path.append(str(Path(__file__).resolve().parents[1]))
 from demo import data
 
 Batch = tuple[torch.Tensor, torch.Tensor]

@@ -19,7 +19,7 @@ from torch.nn.functional import cross_entropy, pad
 
 from bench.accuracy.batched_codecs import through
 from bench.accuracy.tasks import CharLM, Task
-from bench.accuracy.training import POINTS, Method, batches, is_muons, spec_of
+from bench.accuracy.training import POINTS, Method, batches, is_muons, row_of, spec_of
 from bench.accuracy.two_hop import BLOCK, TwoHop
 
 _WARM_UP = 3  # steps before a graph is captured: allocations and choices of kernels are made
@@ -295,13 +295,12 @@ def train_together(
     judged = {split: runs.evaluate(split) for split in sorted({t.split for t in trials})}
     found = []
     for place, trial in enumerate(trials):
-        accuracies, test_losses = judged[trial.split]
+        accuracies, losses_of = judged[trial.split]
         curve = [(e, round(m, 4)) for e, m in zip(ends, means[:, place].tolist(), strict=True)]
-        found.append({
-            "task": task.name, "method": method.name, "codec": runs.group.codec(),
-            "rate": trial.rate, "seed": trial.seed, "split": trial.split, "workers": workers,
-            "steps": task.steps, "accuracy": accuracies[place], "loss": test_losses[place],
-            "train_loss": curve[-1][1], "ratio": stats["raw_bytes"] / stats["wire_bytes"],
-            "curve": curve, "seconds": (time.monotonic() - start) / len(trials),
-        })  # fmt: skip
+        found.append(row_of(
+            task, method, seed=trial.seed, split=trial.split, workers=workers, rate=trial.rate,
+            codec=runs.group.codec(), judged=(accuracies[place], losses_of[place]), curve=curve,
+            ratio=stats["raw_bytes"] / stats["wire_bytes"],
+            seconds=(time.monotonic() - start) / len(trials),
+        ))  # fmt: skip
     return found

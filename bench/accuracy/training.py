@@ -12,8 +12,7 @@ import torch
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from bench.accuracy.tasks import Task, evaluate, loss_of
-from bench.accuracy.two_hop import ExactRest, Exchange, TwoHop
-from bench.accuracy.workers import Workers
+from bench.accuracy.two_hop import ExactRest, Exchange, TwoHop, Workers
 
 POINTS = 40  # of a learning curve
 
@@ -83,6 +82,47 @@ METHODS |= {method.name: method for method in DRIFTING + FINER}
 def spec_of(method: Method, task: Task) -> str:
     """DGC's density falls during the first quarter of the run."""
     return method.codec.format(warmup=task.steps // 4)
+
+
+class Curve:
+    """Training losses over a run: the means of POINTS parts of its steps."""
+
+    def __init__(self, steps: int) -> None:
+        self.points: list[tuple[int, float]] = []
+        self._steps, self._step, self._recent = steps, 0, []
+
+    def add(self, loss: float) -> None:
+        """The next step's."""
+        before = self._step * POINTS // self._steps
+        self._step += 1
+        self._recent.append(loss)
+        if self._step * POINTS // self._steps != before:
+            self.points.append((self._step, round(sum(self._recent) / len(self._recent), 4)))
+            self._recent = []
+
+
+def row_of(
+    task: Task,
+    method: Any,
+    *,
+    seed: int,
+    split: str,
+    workers: int,
+    judged: tuple[float, float],
+    curve: list[tuple[int, float]],
+    ratio: float,
+    seconds: float,
+    **more: Any,
+) -> dict[str, Any]:
+    """A run's row. judged: accuracy and loss; ratio: bytes of fp32 over those sent. more: further
+    fields, or others in place of the task's and the method's."""
+    accuracy, loss = judged
+    return {
+        "task": task.name, "method": method.name, "codec": method.codec, "rate": task.rate,
+        "seed": seed, "split": split, "workers": workers, "steps": task.steps,
+        "accuracy": accuracy, "loss": loss, "train_loss": curve[-1][1], "ratio": ratio,
+        "curve": curve, "seconds": seconds,
+    } | more  # fmt: skip
 
 
 def batches(task: Task, workers: int, seed: int) -> Iterator[list[torch.Tensor]]:
@@ -196,7 +236,7 @@ def train(task: Task, method: Method, seed: int, workers: int, split: str) -> di
             schedule.step()
 
     displaced, late = Displaced(task, model), None
-    curve, recent, start = [], [], time.monotonic()
+    curve, start = Curve(task.steps), time.monotonic()
     for step, rows in enumerate(batches(task, workers, seed), 1):
         flat, loss = displaced.gradients(rows)
         if method.bf16:
@@ -210,28 +250,13 @@ def train(task: Task, method: Method, seed: int, workers: int, split: str) -> di
             displaced.move(own, optimizers[0])
         else:
             apply(mean)
-        recent.append(loss)
-        if step * POINTS // task.steps != (step - 1) * POINTS // task.steps:
-            curve.append((step, round(sum(recent) / len(recent), 4)))
-            recent = []
+        curve.add(loss)
     if late is not None:
         apply(late)
     stats, codec = group.stats(), group.codec()
     group.close()
-    accuracy, loss = evaluate(model, getattr(task.data, split)())
-    return {
-        "task": task.name,
-        "method": method.name,
-        "codec": codec,
-        "rate": task.rate,
-        "seed": seed,
-        "split": split,
-        "workers": workers,
-        "steps": task.steps,
-        "accuracy": accuracy,
-        "loss": loss,
-        "train_loss": curve[-1][1],
-        "ratio": stats["raw_bytes"] / stats["wire_bytes"],
-        "curve": curve,
-        "seconds": time.monotonic() - start,
-    }
+    return row_of(
+        task, method, seed=seed, split=split, workers=workers, codec=codec, curve=curve.points,
+        judged=evaluate(model, getattr(task.data, split)()),
+        ratio=stats["raw_bytes"] / stats["wire_bytes"], seconds=time.monotonic() - start,
+    )  # fmt: skip

@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch import nn
 
 from bench.harness import Turn
+from bench.subjects.steps import shard
 
 ALONE = "alone"  # in place of an order: no exchange at all
 FSDP2 = "fsdp2"  # likewise: reshard_after_forward=False, both halves compressed
@@ -107,14 +108,11 @@ def order(name: str, codec: str = "int4") -> Iterator[Turn]:
 
 
 def _shard(net: nn.Module, codec: str) -> Any:
-    """Gives a model to FSDP2, a layer a unit, and compresses its reduce-scatters and gathers."""
+    """Gives a model to FSDP2, and compresses its reduce-scatters and gathers."""
     from thinwire.torch import compress
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
 
+    layers = [layer for layer in net.children() if any(True for _ in layer.parameters())]
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    for layer in net.children():
-        if any(True for _ in layer.parameters()):
-            fully_shard(layer, mesh=mesh, reshard_after_forward=False)
-    fully_shard(net, mesh=mesh, reshard_after_forward=False)
+    shard(net, layers, mesh, reshard_after_forward=False)
     return compress(net, codec, gather=codec)

@@ -11,7 +11,7 @@ import contextlib
 import itertools
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -132,19 +132,23 @@ def ddp(way: str, width: int = WIDTH, device: str = "cpu") -> Iterator[Turn]:
         compression.close()
 
 
+def shard(model: nn.Module, layers: Iterable[nn.Module], mesh: Any, **options: Any) -> None:
+    """Gives a model to FSDP2, a layer a unit. options: of fully_shard()."""
+    from torch.distributed.fsdp import fully_shard
+
+    for layer in [*layers, model]:
+        fully_shard(layer, mesh=mesh, **options)
+
+
 @contextlib.contextmanager
 def fsdp2(way: str, width: int = WIDTH, **options: Any) -> Iterator[Turn]:
     """options: of fully_shard(), but gather, of compress()."""
     from thinwire.torch import compress
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
 
     gather = options.pop("gather", None)
     model = Net(width)
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    for layer in model.layers:
-        fully_shard(layer, mesh=mesh, **options)
-    fully_shard(model, mesh=mesh, **options)
+    shard(model, model.layers, init_device_mesh("cpu", (dist.get_world_size(),)), **options)
     compression = compress(model, codec=way, gather=gather) if way != OWN else None
     turn = loop(model, sgd(model), width, warm_up=WARM_UP + MEASURING_FSDP2 * (way == "auto"))
     if way == "auto":
@@ -152,16 +156,6 @@ def fsdp2(way: str, width: int = WIDTH, **options: Any) -> Iterator[Turn]:
     yield turn
     if compression is not None:
         compression.close()
-
-
-def fsdp2_gathered(way: str) -> contextlib.AbstractContextManager[Turn]:
-    """Differences of parameters are gathered with the same codec as gradients, on request."""
-    return fsdp2(way, gather=way)
-
-
-def fsdp2_kept(way: str) -> contextlib.AbstractContextManager[Turn]:
-    """Parameters are gathered once a step."""
-    return fsdp2(way, reshard_after_forward=False)
 
 
 @contextlib.contextmanager
@@ -203,7 +197,8 @@ def horovod(way: str) -> Iterator[Turn]:
 def lightning(way: str) -> Iterator[Turn]:
     """A Trainer for each turn, which warms up first."""
     from lightning.fabric.plugins.environments import TorchElasticEnvironment
-    from lightning.pytorch import Callback, LightningModule, Trainer
+    from lightning.pytorch import LightningModule, Trainer
+    from lightning.pytorch.callbacks import LambdaCallback
     from lightning.pytorch.strategies import DDPStrategy
     from thinwire.lightning import ThinwireStrategy
 
@@ -218,15 +213,9 @@ def lightning(way: str) -> Iterator[Turn]:
         def configure_optimizers(self) -> torch.optim.Optimizer:
             return sgd(self)
 
-    class Clock(Callback):
-        def __init__(self) -> None:
-            self.ends: list[float] = []
-
-        def on_train_batch_end(self, *_: Any) -> None:
-            self.ends.append(time.perf_counter())
-
     def turn(steps: int) -> list[float]:
-        clock, place = Clock(), TorchElasticEnvironment()
+        ends, place = [], TorchElasticEnvironment()
+        clock = LambdaCallback(on_train_batch_end=lambda *_: ends.append(time.perf_counter()))
         options = {"cluster_environment": place}
         strategy = ThinwireStrategy(codec=way, **options) if way != OWN else DDPStrategy(**options)
         trainer = Trainer(
@@ -236,7 +225,7 @@ def lightning(way: str) -> Iterator[Turn]:
         )  # fmt: skip
         samples = Batches((WARM_UP + steps) * BATCH * dist.get_world_size())
         trainer.fit(Module(), DataLoader(samples, BATCH))
-        return differences(clock.ends)[-steps:]
+        return differences(ends)[-steps:]
 
     yield turn
 
@@ -248,14 +237,13 @@ def transformers(way: str) -> Iterator[Turn]:
     from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
     class Clock(TrainerCallback):
-        def __init__(self) -> None:
-            self.ends: list[float] = []
-
         def on_step_end(self, *_: Any, **__: Any) -> None:
-            self.ends.append(time.perf_counter())
+            ends.append(time.perf_counter())
+
+    ends: list[float] = []
 
     def turn(steps: int) -> list[float]:
-        clock, model = Clock(), Net()
+        model = Net()
         arguments = TrainingArguments(
             max_steps=WARM_UP + steps, per_device_train_batch_size=BATCH, use_cpu=True,
             disable_tqdm=True, logging_strategy="no", save_strategy="no", report_to=[],
@@ -265,7 +253,7 @@ def transformers(way: str) -> Iterator[Turn]:
         constant = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0)
         samples = Batches((WARM_UP + steps) * BATCH * dist.get_world_size())
         trainer = Trainer(
-            model, arguments, train_dataset=samples, callbacks=[clock],
+            model, arguments, train_dataset=samples, callbacks=[Clock()],
             optimizers=(optimizer, constant),
         )  # fmt: skip
         trainer.remove_callback(PrinterCallback)
@@ -275,7 +263,7 @@ def transformers(way: str) -> Iterator[Turn]:
         trainer.train()
         if callback is not None:
             callback.state.close()
-        return differences(clock.ends)[-steps:]
+        return differences(ends)[-steps:]
 
     yield turn
 
@@ -283,8 +271,10 @@ def transformers(way: str) -> Iterator[Turn]:
 FRAMEWORKS = {
     "DDP": ddp,
     "FSDP2": fsdp2,
-    "FSDP2, reshard_after_forward=False": fsdp2_kept,
-    "FSDP2, gather=": fsdp2_gathered,
+    # Parameters are gathered once a step.
+    "FSDP2, reshard_after_forward=False": lambda way: fsdp2(way, reshard_after_forward=False),
+    # Differences of parameters are gathered with the same codec as gradients, on request.
+    "FSDP2, gather=": lambda way: fsdp2(way, gather=way),
     "Lightning": lightning,
     "Accelerate": accelerate,
     "Hugging Face's Trainer": transformers,
@@ -326,16 +316,13 @@ def replicate() -> Iterator[Turn]:
 def hsdp(override: dict[str, Any] | None) -> Iterator[Turn]:
     """Shards within a host, replicas on several. override: init_device_mesh's backend_override."""
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
 
     model = Net()
     mesh = init_device_mesh(
         "cpu", (dist.get_world_size() // _INNER, _INNER), mesh_dim_names=("replicate", "shard"),
         backend_override=override,
     )  # fmt: skip
-    for layer in model.layers:
-        fully_shard(layer, mesh=mesh)
-    fully_shard(model, mesh=mesh)
+    shard(model, model.layers, mesh)
     yield loop(model, sgd(model))
 
 
@@ -373,8 +360,9 @@ def meet_again(way: str) -> None:
     )  # fmt: skip
 
 
-def hsdp_by_mesh(way: str) -> contextlib.AbstractContextManager[Turn]:
-    """ALONE exchanges within hosts, and nothing between them."""
+def hsdp_by_mesh(way: str, both: bool = False) -> contextlib.AbstractContextManager[Turn]:
+    """ALONE exchanges within hosts, and nothing between them. both: the shards' reductions and
+    gathers are compressed as well."""
     from thinwire.torch import backend
 
     if way == OWN:
@@ -383,19 +371,8 @@ def hsdp_by_mesh(way: str) -> contextlib.AbstractContextManager[Turn]:
         from torch.testing._internal.distributed import fake_pg  # noqa: F401, it registers "fake"
 
         return hsdp({"replicate": "fake"})
-    return hsdp({"replicate": ("thinwire", backend.Options(way))})
-
-
-def hsdp_by_both(way: str) -> contextlib.AbstractContextManager[Turn]:
-    """The shards' reductions and gathers are compressed as well."""
-    from thinwire.torch import backend
-
-    if way in (OWN, ALONE):
-        return hsdp_by_mesh(way)
-    return hsdp({
-        "replicate": ("thinwire", backend.Options(way)),
-        "shard": ("thinwire", backend.Options(way, gather=way)),
-    })  # fmt: skip
+    inside = {"shard": ("thinwire", backend.Options(way, gather=way))} if both else {}
+    return hsdp({"replicate": ("thinwire", backend.Options(way)), **inside})
 
 
 ONE_WORD = {
@@ -409,5 +386,5 @@ ONE_WORD = {
 }
 ONE_WORD_ON_HOSTS = {  # with several ranks on each host
     "HSDP": hsdp_by_mesh,
-    "HSDP, both dimensions": hsdp_by_both,
+    "HSDP, both dimensions": lambda way: hsdp_by_mesh(way, both=True),
 }

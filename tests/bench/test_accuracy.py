@@ -47,8 +47,6 @@ def test_every_method_learns(short):
     for method, ratio in {"int4": 7.7, "onebit": 12, "topk 0.1 % DGC": 20}.items():
         assert rows[method]["accuracy"] > rows["fp32"]["accuracy"] - 6, method
         assert rows[method]["ratio"] > ratio
-    assert (short / "accuracy.png").stat().st_size > 10000
-    assert (short / "curves.png").stat().st_size > 10000
 
 
 def test_finished_runs_are_not_repeated(short):
@@ -71,13 +69,11 @@ def rows_of(method: str, accuracies: list[float]) -> list[dict]:
     ]  # fmt: skip
 
 
-def test_the_table_pairs_seeds_and_says_no():
+def test_the_table_pairs_seeds():
     rows = rows_of("fp32", [80.0, 90.0]) + rows_of("int4", [79.9, 89.7])
     summary = accuracy_report.summarise(rows)[1]
     assert summary["difference"] == pytest.approx([-0.1, -0.3])
     assert "-0.20 ± 0.10" in accuracy_report.table(rows)
-    assert "NO" in accuracy_report.table(rows)
-    assert "NO" not in accuracy_report.table(rows_of("fp32", [80.0]) + rows_of("int4", [79.9]))
 
 
 def test_the_table_of_a_method_whose_baseline_is_still_to_run():
@@ -122,7 +118,6 @@ def test_ratio_measures_real_gradients(tmp_path):
     assert error["mlp", "adaptive:bits=2"] < error["mlp", "int4"]
     assert error["Gaussian noise", "NF4, blocks of 256"] == pytest.approx(0.0097, abs=0.0005)
     assert error["mlp", "int8"] < error["mlp", "int4:hadamard=1"] < error["mlp", "int4"]
-    assert (tmp_path / "ratio.png").stat().st_size > 10000
     mean = {(row["workers"], row["codec"]): row["error"] for row in rows if "workers" in row}
     for workers in (4, 8):
         assert mean[workers, "int8"] < mean[workers, "adaptive:bits=4"] < mean[workers, "int4"]

@@ -17,7 +17,7 @@ NUMBER = re.compile(r"\d+(?:\.\d+)?")
 
 def test_the_committed_page_is_what_the_script_gives():
     made, committed = gpu_nodes.page(), gpu_nodes.PAGE.read_text()
-    message = "run python -m bench.gpu_nodes --write"
+    message = "run python -m bench.gpu_nodes"
     assert NUMBER.sub("0", made) == NUMBER.sub("0", committed), message
     # Another compiler may round a last digit the other way.
     numbers = [[float(x) for x in NUMBER.findall(text)] for text in (made, committed)]

@@ -108,3 +108,11 @@ def test_each_kind_prints_rows(tmp_path, monkeypatch):
     assert [(row["subject"], row["link"], row["world"]) for row in rows] == [
         ("plain", "loopback", 2), ("int4", "loopback", 2),
     ]  # fmt: skip
+
+
+def test_a_table_without_columns_has_all_numbers_and_words():
+    rows = [{"a": 1.23456, "b": "x", "c": [1]}, {"a": 2, "d": True, "b": None}]
+    text = harness.table(rows)
+    assert text.splitlines() == [
+        "| a | b | d |", "| --- | --- | --- |", "| 1.235 | x |  |", "| 2 |  | True |",
+    ]  # fmt: skip

@@ -10,6 +10,7 @@ import pytest
 
 from bench import __main__ as bench
 from bench import harness, lab
+from bench.never_slower import FIELDS
 
 
 @pytest.fixture
@@ -18,7 +19,7 @@ def measured(monkeypatch):
     found = []
 
     @contextlib.contextmanager
-    def open_lab(world, link, *, delay_ms):
+    def open_lab(world, link, *, delay_ms, ranks_per_host):
         yield types.SimpleNamespace(world=world, link=link, delay_ms=delay_ms)
 
     def run_ranks(place, argv, _timeout_s):
@@ -47,21 +48,21 @@ def arguments(**changed) -> argparse.Namespace:
 
 def test_every_cell_has_its_own_rows(measured, tmp_path):
     out = tmp_path / "map.json"
-    rows = bench.run_map(arguments(widths="256,1024"), out)
+    rows = bench.run(arguments(widths="256,1024"), out)
     assert len(set(measured)) == len(measured) == 2 * 2 * 2 * 2
-    assert [tuple(row[field] for field in bench.CELL) for row in rows[::2]] == measured
+    assert [tuple(row[field] for field in FIELDS) for row in rows[::2]] == measured
     assert json.loads(out.read_text())["rows"] == rows
 
 
 def test_it_goes_on_where_it_was_stopped(measured, tmp_path):
     out = tmp_path / "map.json"
     with pytest.raises(RuntimeError, match="rank 1 failed"):
-        bench.run_map(arguments(delays_ms="0,20"), out)
+        bench.run(arguments(delays_ms="0,20"), out)
     stopped = list(measured)
     assert [(delay, world, kind) for _, delay, world, kind, _ in stopped] == [
         (0.0, world, kind) for world in (2, 4) for kind in ("ddp", "fsdp2")
     ]
-    bench.run_map(arguments(), out)  # of other delays, and the same file
+    bench.run(arguments(), out)  # of other delays, and the same file
     again = measured[len(stopped) :]
     assert {delay for _, delay, _, _, _ in again} == {5.0} and len(again) == len(stopped)
     assert len(json.loads(out.read_text())["rows"]) == 2 * len(measured)
@@ -69,17 +70,17 @@ def test_it_goes_on_where_it_was_stopped(measured, tmp_path):
 
 def test_no_cell_begins_after_the_last_minute(measured, tmp_path, capsys):
     out = tmp_path / "map.json"
-    assert bench.run_map(arguments(minutes=-1.0), out) == []
+    assert bench.run(arguments(minutes=-1.0), out) == []
     assert not measured and capsys.readouterr().out.count("skipped") == 8
 
 
 def test_a_file_has_the_cells_of_one_commit(measured, tmp_path, monkeypatch):
     out = tmp_path / "map.json"
-    bench.run_map(arguments(worlds="2"), out)
+    bench.run(arguments(worlds="2"), out)
     before = list(measured)
     monkeypatch.setattr(harness, "commit", lambda: "decade")
     with pytest.raises(SystemExit, match="is of commit c0ffee"):
-        bench.run_map(arguments(), out)
+        bench.run(arguments(), out)
     assert measured == before
-    bench.run_map(arguments(worlds="2", resume=False), out)  # all of them anew
+    bench.run(arguments(worlds="2", resume=False), out)  # all of them anew
     assert measured == before * 2 and json.loads(out.read_text())["commit"] == "decade"

@@ -81,7 +81,7 @@ def test_orders_take_turns_in_one_run(monkeypatch):
 
 
 @pytest.mark.skipif(
-    not (store.harness.ROOT / "build/bench/store_sim").exists(), reason="store_sim is not built"
+    not (store.harness.ROOT / "build/bench/simulate").exists(), reason="simulate is not built"
 )
 def test_simulated_rows_keep_their_bounds_and_the_known_ratios():
     orders = {row["subject"]: row for row in store.simulated_orders()}
@@ -102,4 +102,4 @@ def test_simulated_rows_keep_their_bounds_and_the_known_ratios():
 def test_a_row_of_kills_has_the_slowest_of_a_hundred():
     row = store_kills.summary("sync", "worker", 50, range(100, 0, -1), "ms")
     assert (row["low"], row["median"], row["p99"], row["high"]) == (1, 50.5, 100, 100)
-    assert "| sync | worker | 50 |" in store_kills.harness.table([row], store_kills.COLUMNS)
+    assert "| sync | worker | 50 |" in store_kills.harness.table([row])

@@ -6,9 +6,8 @@ import math
 import pytest
 import torch
 
-from bench.accuracy import rates
-from bench.accuracy.two_hop import TwoHop
-from bench.accuracy.workers import Workers
+from bench.accuracy.run import best_factor, missing_factors
+from bench.accuracy.two_hop import TwoHop, Workers
 
 NUMEL = 20 * 256 + 37  # shards of different lengths, the last one with a part of a block
 STEPS = 4
@@ -55,9 +54,9 @@ def test_the_bits_are_the_engines(codec, momentum, feedback):
 def test_a_rate_is_climbed_to_and_no_further():
     def climb(height) -> tuple[float, int]:
         scores: dict[float, float] = {}
-        while factors := rates.missing(scores):
+        while factors := missing_factors(scores):
             scores |= {factor: height(factor) for factor in factors}
-        return rates.best(scores), len(scores)
+        return best_factor(scores), len(scores)
 
     assert climb(lambda factor: -abs(math.log2(factor))) == (1.0, 3)
     assert climb(lambda factor: -abs(math.log2(factor) - 2)) == (4.0, 5)

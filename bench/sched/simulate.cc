@@ -1,10 +1,15 @@
-// Simulated allreduces of all gradients of a step, which are ready at once: one setting a line of
-// standard input, one line of JSON for each. bench/scale.py writes and reads them.
+// Simulated steps: one setting a line of standard input, one line of JSON for each. bench/scale.py
+// and bench/store.py write and read them (harness.simulate).
 //
-//   RANKS BYTES BUCKET_BYTES CHUNK_BYTES CODEC TOPOLOGY BYTES_PER_S LATENCY_S CORES MESSAGE_S
-//   MESSAGE_S_PER_BYTE OVERHEAD_S ENCODE_S REDUCE_S DECODE_S LOOPS LANES
+//   simulate ranks    an allreduce of all gradients of a step, which are ready at once:
+//     RANKS BYTES BUCKET_BYTES CHUNK_BYTES CODEC TOPOLOGY BYTES_PER_S LATENCY_S CORES MESSAGE_S
+//     MESSAGE_S_PER_BYTE OVERHEAD_S ENCODE_S REDUCE_S DECODE_S LOOPS LANES
+//   simulate store    steps of training with a store:
+//     WORKERS SERVERS BYTES_PER_S SERVER_BYTES_PER_S LATENCY_S CODEC MODE ORDER SLOW SPIKE_CHANCE
+//     SPIKE WARMUP STEPS BETWEEN_S [NUMEL FORWARD_S BACKWARD_S]...
 //
-// CHUNK_BYTES of 0: as the world's size says. CORES as sim::Setting::cores.
+// CHUNK_BYTES of 0: as the world's size says. CORES as sim::Setting::cores. A store's as
+// sim::StoreSetting has them; ORDER is fifo, p3 or mxnet.
 #include <cmath>
 #include <cstdio>
 #include <iostream>
@@ -14,10 +19,13 @@
 #include "schedule/collective/partition.h"
 #include "schedule/collective/settle.h"
 #include "schedule/sim/simulator.h"
+#include "schedule/sim/store.h"
 #include "schedule/sim/wire.h"
 
 namespace thinwire::sched {
 namespace {
+
+// An allreduce among ranks.
 
 Topology TopologyOf(const std::string& name) {
   for (const Topology topology : {Topology::kFlat, Topology::kGrid}) {
@@ -26,8 +34,9 @@ Topology TopologyOf(const std::string& name) {
   return Topology::kAuto;
 }
 
-sim::Setting Read(std::istream& in) {
-  sim::Setting s;
+// False for a line that is no setting.
+bool Read(std::istream& in, sim::Setting* setting) {
+  sim::Setting& s = *setting;
   size_t bytes = 0, bucket = 0, chunk = 0;
   std::string codec, topology;
   in >> s.ranks >> bytes >> bucket >> chunk >> codec >> topology >> s.bytes_per_s >> s.latency_s >>
@@ -35,7 +44,7 @@ sim::Setting Read(std::istream& in) {
       s.codec.reduce_s >> s.codec.decode_s;
   Options options;
   in >> options.loops >> options.lanes;
-  if (!in) return s;
+  if (!in) return false;
   options.codecs = {*CodecPair::Parse(codec)};
   options.topology = TopologyOf(topology);
   options.min_bytes = 0;
@@ -51,7 +60,7 @@ sim::Setting Read(std::istream& in) {
   s.barrier = true;
   s.steps = 4;
   s.warmup = 1;
-  return s;
+  return true;
 }
 
 // The scratch of one lane with a chunk of that size: see the algorithms' constructors.
@@ -88,16 +97,54 @@ void Print(const sim::Setting& s, const sim::Outcome& outcome) {
       grid ? GridOf(s.ranks).messages() : s.ranks - 1);
 }
 
-int Main() {
+sim::Outcome Run(const sim::Setting& setting) { return sim::Simulate(setting); }
+
+// A store.
+
+// False for a line that is no setting.
+bool Read(std::istream& in, sim::StoreSetting* s) {
+  std::string codec_text, mode_text, order;
+  in >> s->workers >> s->servers >> s->bytes_per_s >> s->server_bytes_per_s >> s->latency_s >>
+      codec_text >> mode_text >> order >> s->slow >> s->spike_chance >> s->spike >> s->warmup >>
+      s->steps >> s->profile.between_s;
+  if (!in) return false;
+  for (sim::Unit unit; in >> unit.numel >> unit.forward_s >> unit.backward_s;) {
+    s->profile.units.push_back(unit);
+  }
+  const absl::StatusOr<CodecPair> codec = CodecPair::Parse(codec_text);
+  const absl::StatusOr<StoreMode> mode = StoreMode::Parse(mode_text);
+  if (!in.eof() || s->profile.units.empty() || !codec.ok() || !mode.ok()) return false;
+  s->codec = *codec;
+  s->mode = *mode;
+  if (order == "fifo") {
+    s->order = sim::StoreOrder::kFifo;
+  } else if (order == "p3") {
+    s->order = sim::StoreOrder::kP3;
+  } else if (order == "mxnet") {
+    s->order = sim::StoreOrder::kMxnet;
+  } else {
+    return false;
+  }
+  return s->workers > 0 && s->servers > 0 && s->bytes_per_s > 0 && s->warmup < s->steps;
+}
+
+sim::StoreOutcome Run(const sim::StoreSetting& setting) { return sim::SimulateStore(setting); }
+
+void Print(const sim::StoreSetting&, const sim::StoreOutcome& outcome) {
+  std::printf("{\"step_s\": %.9f, \"bound_s\": %.9f}\n", outcome.step_s, outcome.bound_s);
+}
+
+template <typename Setting>
+int RunLines() {
   std::string line;
   while (std::getline(std::cin, line)) {
     std::istringstream in(line);
-    const sim::Setting setting = Read(in);
-    if (!in) {
+    Setting setting;
+    if (!Read(in, &setting)) {
       std::fprintf(stderr, "not a setting: %s\n", line.c_str());
       return 2;
     }
-    const sim::Outcome outcome = sim::Simulate(setting);
+    const auto outcome = Run(setting);
     if (!outcome.finished) {
       std::fprintf(stderr, "a simulation did not finish: %s\n", line.c_str());
       return 1;
@@ -110,4 +157,10 @@ int Main() {
 }  // namespace
 }  // namespace thinwire::sched
 
-int main() { return thinwire::sched::Main(); }
+int main(int argc, char** argv) {
+  const std::string kind = argc > 1 ? argv[1] : "";
+  if (kind == "ranks") return thinwire::sched::RunLines<thinwire::sim::Setting>();
+  if (kind == "store") return thinwire::sched::RunLines<thinwire::sim::StoreSetting>();
+  std::fprintf(stderr, "usage: %s ranks|store\n", argv[0]);
+  return 2;
+}
