@@ -20,7 +20,7 @@
 #include "compress/error_feedback.h"
 #include "schedule/collective/algorithm.h"
 #include "schedule/collective/partition.h"
-#include "schedule/engine/lane.h"
+#include "schedule/engine/workspaces.h"
 #include "schedule/hash.h"
 #include "schedule/options.h"
 #include "schedule/order/frames.h"
