@@ -121,19 +121,20 @@ struct Places {
 
 }  // namespace
 
-absl::StatusOr<BucketMemory> ErrorFeedback::Bind(std::string_view bucket,
-                                                 const BucketLayout& layout) {
+absl::StatusOr<std::shared_ptr<const BucketMemory>> ErrorFeedback::Bind(
+    std::string_view bucket, const BucketLayout& layout) {
   const auto found = buckets_.find(bucket);
   if (found != buckets_.end() && found->second.layout == layout) return found->second.memory;
   if (absl::Status bad = ReleaseHoldersOf(bucket, layout, {}); !bad.ok()) return bad;
-  absl::StatusOr<BucketMemory> memory = Allocate(layout);
-  if (!memory.ok()) return memory.status();
-  if (absl::Status bad = Fill(layout, *memory); !bad.ok()) return bad;
+  absl::StatusOr<BucketMemory> allocated = Allocate(layout);
+  if (!allocated.ok()) return allocated.status();
+  if (absl::Status bad = Fill(layout, *allocated); !bad.ok()) return bad;
   for (const Segment& segment : layout.segments) {
     if (segment.count == segment.total) parked_.erase(segment.name);
   }
   Learn(layout);
-  buckets_[std::string(bucket)] = {layout, *memory};
+  const auto memory = std::make_shared<const BucketMemory>(*std::move(allocated));
+  buckets_[std::string(bucket)] = {layout, memory};
   return memory;
 }
 
@@ -174,13 +175,12 @@ absl::Status ErrorFeedback::ReleaseHoldersOf(std::string_view bucket, const Buck
   std::vector<std::string> holders;
   for (const auto& [key, held] : buckets_) {
     if (key != bucket && !Overlap(held.layout, layout)) continue;
-    if (held.memory.residual.use_count() > 1) {
+    if (held.memory.use_count() > 1) {
       return absl::FailedPreconditionError(
           absl::StrCat("residuals of tensor '", key, "' are in use"));
     }
     holders.push_back(key);
   }
-  ++generation_;
   for (const std::string& key : holders) {
     if (absl::Status bad = Unload(buckets_.at(key), dropped); !bad.ok()) return bad;
     buckets_.erase(key);
@@ -196,7 +196,7 @@ absl::Status ErrorFeedback::Unload(const Bucket& bucket, const NameSet& dropped)
     return absl::OkStatus();
   }
   std::vector<std::vector<float>> room;
-  const auto arrays = ArraysOnHost(memory_, bucket.memory, CountOf(layout), &room);
+  const auto arrays = ArraysOnHost(memory_, *bucket.memory, CountOf(layout), &room);
   if (!arrays.ok()) return arrays.status();
   ForEachSegment(layout, [&](const Segment& segment, auto for_each_run) {
     if (dropped.contains(segment.name)) return;
@@ -356,7 +356,7 @@ absl::Status ErrorFeedback::Export(std::span<const StateArray> arrays) const {
       continue;
     }
     std::vector<std::vector<float>> room;
-    const auto kept = ArraysOnHost(memory_, bucket.memory, CountOf(layout), &room);
+    const auto kept = ArraysOnHost(memory_, *bucket.memory, CountOf(layout), &room);
     if (!kept.ok()) return kept.status();
     ForEachSegment(layout, [&](const Segment& segment, auto for_each_run) {
       const auto place = places.find(segment.name);
@@ -455,9 +455,9 @@ absl::Status ErrorFeedback::Import(std::string_view name, ParameterResidual resi
 
 absl::Status ErrorFeedback::Undo() {
   for (const auto& [key, bucket] : buckets_) {
-    const BucketMemory& memory = bucket.memory;
+    const BucketMemory& memory = *bucket.memory;
     if (memory.undo == nullptr) continue;
-    if (memory.residual.use_count() > 1) {
+    if (bucket.memory.use_count() > 1) {
       return absl::FailedPreconditionError(
           absl::StrCat("the last use of tensor '", key,
                        "' can't be taken back while it is in flight; wait for it first"));

@@ -72,7 +72,8 @@ struct StateArray {
   std::span<float> values;
 };
 
-// All that is kept of a bucket: one float for each element. Null means nothing.
+// All that is kept of a bucket: one float for each element. Null means nothing. ErrorFeedback and
+// the bucket's use share it, and ErrorFeedback drops it when elements move to another bucket.
 struct BucketMemory {
   // Two without memory of its own: most buckets keep momentum or nothing.
   using Arrays = absl::InlinedVector<std::shared_ptr<float[]>, 2>;
@@ -107,12 +108,10 @@ class ErrorFeedback {
   // parameter moves to its new place, from whatever bucket held it, and a residual whose hop
   // changes is converted by second_hop_weight, so that nothing is lost. FailedPrecondition, and
   // nothing changed, if somebody still holds the memory of a bucket that would have to give
-  // elements up; a device's failure otherwise.
-  absl::StatusOr<BucketMemory> Bind(std::string_view bucket, const BucketLayout& layout);
-
-  // Grows whenever residuals move to another bucket or are imported. While it stays, what Bind has
-  // returned for a bucket is what Bind would return again. From 1.
-  uint64_t generation() const { return generation_; }
+  // elements up; a device's failure otherwise. As long as what it has returned lives, it would
+  // return the same again for this bucket and layout.
+  absl::StatusOr<std::shared_ptr<const BucketMemory>> Bind(std::string_view bucket,
+                                                           const BucketLayout& layout);
 
   const std::vector<Known>& parameters() const { return known_; }  // sorted by name
   size_t Numel(std::string_view name) const;                       // 0 if unknown
@@ -139,7 +138,7 @@ class ErrorFeedback {
  private:
   struct Bucket {
     BucketLayout layout;
-    BucketMemory memory;
+    std::shared_ptr<const BucketMemory> memory;
   };
   using Parameters = std::map<std::string, ParameterResidual, std::less<>>;
   using NameSet = absl::flat_hash_set<std::string_view>;
@@ -156,7 +155,6 @@ class ErrorFeedback {
   const FloatMemory memory_;
   const size_t slots_ = 0;
   const bool undo_ = false;
-  uint64_t generation_ = 1;
   std::map<std::string, Bucket, std::less<>> buckets_;
   Parameters parked_;         // what is in no bucket at the moment
   std::vector<Known> known_;  // sorted by name

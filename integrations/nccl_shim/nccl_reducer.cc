@@ -76,7 +76,9 @@ absl::Status NcclReducer::ReserveMemory() {
 void NcclReducer::UseStream(void* stream) {
   if (stream_ != nullptr && stream_->handle() == stream) return;
   stream_ = device_->Adopt(stream);
-  space_.emplace(MutableBytes(memory_.get(), size_.on_device()), size_, *stream_);
+  const MutableBytes memory(memory_.get(), size_.on_device());
+  codecs_ = stream_->BackendIn(memory.first(size_.room));
+  space_.emplace(*codecs_, comm_->members(), memory.subspan(size_.room));
 }
 
 absl::Status NcclReducer::Reduce(Collective collective, TensorView input, TensorView output, Op op,
@@ -101,8 +103,7 @@ absl::Status NcclReducer::Reduce(Collective collective, TensorView input, Tensor
     job.scale = op == Op::kMean ? 1.0f / static_cast<float>(comm_->members().size) : 1.0f;
     job.tensor = buffer.number;
     job.step = buffer.uses;
-    const std::unique_ptr<ChunkRun> run =
-        chunk.algorithm->begin(job, space_->bench(comm_->members()));
+    const std::unique_ptr<ChunkRun> run = chunk.algorithm->begin(job, *space_);
     if (absl::Status bad = Run(*run, deadline); !bad.ok()) return bad;
   }
   last_ = stream_->Record();

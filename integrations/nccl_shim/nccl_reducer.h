@@ -16,7 +16,7 @@
 #include "compress/device.h"
 #include "integrations/nccl_shim/nccl_buffers.h"
 #include "schedule/collective/algorithm.h"
-#include "schedule/engine/lane.h"
+#include "schedule/engine/workspaces.h"
 #include "schedule/join/links.h"
 #include "transport/nccl/nccl_comm.h"
 
@@ -57,8 +57,9 @@ class NcclReducer {
   ChunkMemory size_;  // the most of any chunk
   DeviceMemory memory_;
   std::unique_ptr<DeviceStream> stream_;  // the last call's
-  std::optional<Workspace> space_;        // of that stream
-  std::shared_ptr<DeviceEvent> last_;     // the end of the last call's work
+  std::unique_ptr<Backend> codecs_;       // of that stream
+  std::optional<Workspace> space_;
+  std::shared_ptr<DeviceEvent> last_;  // the end of the last call's work
 };
 
 }  // namespace thinwire

@@ -12,7 +12,7 @@ constexpr size_t kLine = 64;
 
 }  // namespace
 
-MutableBytes Scratch::Take(size_t bytes) {
+MutableBytes Workspace::Take(size_t bytes) {
   if (!grows_) return TakeOfMemory(bytes);
   if (next_ == blocks_.size()) blocks_.emplace_back();
   Block& block = blocks_[next_++];
@@ -24,7 +24,7 @@ MutableBytes Scratch::Take(size_t bytes) {
   return {block.memory.get() + skew, bytes};
 }
 
-MutableBytes Scratch::TakeOfMemory(size_t bytes) {
+MutableBytes Workspace::TakeOfMemory(size_t bytes) {
   if (status_.ok() && memory_.size() - used_ < bytes) {
     status_ = absl::InternalError(absl::StrCat("a chunk takes ", used_ + bytes,
                                                " bytes of a device's memory, expected ",
@@ -36,7 +36,7 @@ MutableBytes Scratch::TakeOfMemory(size_t bytes) {
   return taken;
 }
 
-std::vector<MutableBytes> Scratch::TakeArray(size_t count, size_t bytes) {
+std::vector<MutableBytes> Workspace::TakeArray(size_t count, size_t bytes) {
   std::vector<MutableBytes> blocks;
   if (bytes % kLine != 0) {
     for (size_t i = 0; i < count; ++i) blocks.push_back(Take(bytes));
@@ -61,17 +61,17 @@ std::vector<PhaseCost> CostsOfOneHop(const Chunk& chunk, const CodecPair& codec)
           {.reduced = numel, .decoded = numel}};
 }
 
-ChunkRun::ChunkRun(const ChunkJob& job, const Bench& bench)
-    : job_(job), bench_(bench), n_(bench.members.size), me_(bench.members.rank) {
-  bench_.scratch.Reset();
+ChunkRun::ChunkRun(const ChunkJob& job, Workspace& space)
+    : job_(job), space_(space), n_(space.members.size), me_(space.members.rank) {
+  space_.Reset();
 }
 
 absl::StatusOr<const Hop*> ChunkRun::Advance() {
   if (phase_ == 0) {
-    if (!bench_.scratch.status().ok()) return bench_.scratch.status();
+    if (!space_.status().ok()) return space_.status();
     for (const Range& kept : Kept()) {
       if (job_.undo == nullptr) break;
-      job_.undo->Save(bench_.backend, kept, job_.residual, job_.momentum.velocity);
+      job_.undo->Save(space_.backend, kept, job_.residual, job_.momentum.velocity);
     }
   }
   is_due_ = false;
@@ -97,8 +97,8 @@ std::span<const Bytes> ChunkRun::ToAll(Bytes block) {
 }
 
 std::span<float> ChunkRun::TakeReduceScratch(size_t wires, size_t numel) {
-  const size_t floats = bench_.backend.ReduceScratchFloats(wires, numel);
-  return floats == 0 ? std::span<float>() : bench_.scratch.TakeOf<float>(floats);
+  const size_t floats = space_.backend.ReduceScratchFloats(wires, numel);
+  return floats == 0 ? std::span<float>() : space_.TakeOf<float>(floats);
 }
 
 std::vector<Range> Overlap(std::span<const Range> ranges, Range within, Range without) {
@@ -115,22 +115,22 @@ std::vector<Range> Overlap(std::span<const Range> ranges, Range within, Range wi
   return parts;
 }
 
-Operands::Operands(const ChunkJob& job, const Bench& bench)
-    : job_(job), bench_(bench), numel_(job.chunk->numel()) {
+Operands::Operands(const ChunkJob& job, Workspace& space)
+    : job_(job), space_(space), numel_(job.chunk->numel()) {
   const size_t begin = job.chunk->elements.begin;
   const bool own_momentum =
       job.momentum.velocity != nullptr && !job.chunk->algorithm->owns_momentum;
   if (job.residual != nullptr) residual_ = job.residual + begin;
   if (own_momentum) {
     momentum_ = job.momentum.From(begin);
-    with_momentum_ = bench.scratch.TakeOf<float>(numel_);
+    with_momentum_ = space.TakeOf<float>(numel_);
     input_ = output_ = {with_momentum_.data(), numel_};
     // The new m is the result itself.
     if (is_whole() && job.output.dtype == DType::kF32 && !job.momentum.nesterov) {
       output_ = job.output.Slice(job.chunk->pieces[0].begin, numel_);
     }
   } else if (!is_whole()) {
-    const MutableBytes copy = bench.scratch.Take(numel_ * SizeOf(job.input.dtype));
+    const MutableBytes copy = space.Take(numel_ * SizeOf(job.input.dtype));
     input_ = output_ = {copy.data(), numel_, job.input.dtype};
     copies_ = true;
   } else {
@@ -145,13 +145,13 @@ Operands::Operands(const ChunkJob& job, const Bench& bench)
 void Operands::FindAbsent() {
   if (job_.absent.empty()) return;
   const Chunk& chunk = *job_.chunk;
-  const Range second = chunk.algorithm->second_hop(chunk, bench_.members.rank);
+  const Range second = chunk.algorithm->second_hop(chunk, space_.members.rank);
   const std::vector<Range> ranges = Overlap(job_.absent, chunk.elements, second);
   const auto add = [&](float* kept) {
     for (const Range& range : ranges) {
       const size_t count = range.end - range.begin;
-      absent_.push_back({{kept + chunk.elements.begin + range.begin, count},
-                         bench_.scratch.TakeOf<float>(count)});
+      absent_.push_back(
+          {{kept + chunk.elements.begin + range.begin, count}, space_.TakeOf<float>(count)});
     }
   };
   if (job_.residual != nullptr) add(job_.residual);
@@ -161,7 +161,7 @@ void Operands::FindAbsent() {
 
 // Every backend has sums: -1 * kept + aside is 0, and 1 * kept + aside is what it was.
 void Operands::SetAbsentAside() {
-  const Backend& backend = bench_.backend;
+  const Backend& backend = space_.backend;
   is_aside_ = true;
   for (const Absent& absent : absent_) {
     backend.Copy(absent.aside.data(), absent.kept.data(), absent.kept.size_bytes());
@@ -172,7 +172,7 @@ void Operands::SetAbsentAside() {
 void Operands::RestoreAbsent() {
   if (!std::exchange(is_aside_, false)) return;
   for (const Absent& absent : absent_) {
-    bench_.backend.Accumulate({absent.aside.data(), absent.aside.size()}, 1.0f, absent.kept,
+    space_.backend.Accumulate({absent.aside.data(), absent.aside.size()}, 1.0f, absent.kept,
                               absent.kept);
   }
 }
@@ -188,7 +188,7 @@ void Operands::ForEachPiece(const TensorView& bucket, Visit visit) {
 }
 
 void Operands::Load(Range needed) {
-  const Backend& backend = bench_.backend;
+  const Backend& backend = space_.backend;
   loaded_ = is_whole() ? needed : Range{0, numel_};
   ForEachPiece(job_.input, [&](TensorView piece, size_t at) {
     if (copies_) backend.Copy(input_.Slice(at, 0).data, piece.data, piece.bytes());
@@ -220,14 +220,14 @@ void Operands::EndMomentum(TensorView m, TensorView output, size_t offset) {
   const std::span<float> reduced(static_cast<float*>(m.data), m.numel);
   const Momentum momentum = momentum_.From(offset);
   if (m.data == output.data) {
-    bench_.backend.CopyFinite(reduced, {momentum.velocity, m.numel});
+    space_.backend.CopyFinite(reduced, {momentum.velocity, m.numel});
   } else {
-    bench_.backend.EndMomentum(momentum, reduced, output);
+    space_.backend.EndMomentum(momentum, reduced, output);
   }
 }
 
 void Operands::Store() {
-  const Backend& backend = bench_.backend;
+  const Backend& backend = space_.backend;
   RestoreAbsent();
   ForEachPiece(job_.output, [&](TensorView piece, size_t at) {
     if (adds_momentum()) EndMomentum(output_.Slice(at, piece.numel), piece, at);

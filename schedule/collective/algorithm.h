@@ -29,16 +29,28 @@
 
 namespace thinwire {
 
-// Scratch memory of the host grows to the largest chunk seen and is then reused: blocks are kept in
-// the order in which they were requested, so the same requests again allocate nothing. On a device
-// it is memory of the caller. Not thread-safe.
-class Scratch {
+// Workspace: the means to run one chunk at a time with, codecs and scratch memory. Both are of the
+// host, or both of one device's stream; on a device the output is there for later work of the
+// stream.
+//
+// Memory of the host grows to the largest chunk seen and is then reused: blocks are kept in the
+// order in which they were requested, so the same requests again allocate nothing. On a device it
+// is memory of the caller. Not thread-safe.
+class Workspace {
  public:
-  Scratch() = default;  // of the host
+  // `backend` outlives it. Memory of the host.
+  Workspace(const Backend& backend, const Membership& members)
+      : backend(backend), members(members) {}
   // Hands out that memory from its begin on, which is aligned to a cache line.
-  explicit Scratch(MutableBytes memory) : grows_(false), memory_(memory) {}
+  Workspace(const Backend& backend, const Membership& members, MutableBytes memory)
+      : backend(backend), members(members), grows_(false), memory_(memory) {}
   // There is none, for that reason.
-  explicit Scratch(absl::Status reason) : grows_(false), status_(std::move(reason)) {}
+  Workspace(const Backend& backend, const Membership& members, absl::Status reason)
+      : backend(backend), members(members), grows_(false), status_(std::move(reason)) {}
+  virtual ~Workspace() = default;
+
+  const Backend& backend;
+  const Membership members;  // that the chunk is exchanged among
 
   // Forgets what was handed out.
   void Reset() { next_ = used_ = 0; }
@@ -113,14 +125,6 @@ struct ChunkJob {
   uint64_t step = 0;
 };
 
-// The means to run a chunk with: all of the host, or all of one device's stream; on a device the
-// output is there for later work of the stream.
-struct Bench {
-  const Backend& backend;
-  Scratch& scratch;  // of this chunk alone
-  Membership members;
-};
-
 // The stages of a chunk's life; one row entry each in the trace.
 enum class Stage : uint8_t { kQueue, kEncode, kExchange, kReduce, kGather, kDecode };
 inline constexpr int kStages = 6;
@@ -159,8 +163,8 @@ class ChunkRun {
   absl::StatusOr<const Hop*> Advance();
 
  protected:
-  // The scratch begins anew.
-  ChunkRun(const ChunkJob& job, const Bench& bench);
+  // The workspace's memory is handed out anew.
+  ChunkRun(const ChunkJob& job, Workspace& space);
 
   // Phase 0, 1, and so on. A phase that a hop follows ends in Exchange; one that does not is the
   // last.
@@ -184,7 +188,7 @@ class ChunkRun {
   uint64_t Tag(int hop) const { return HashCombine(job_.tag, static_cast<uint64_t>(hop)); }
 
   const ChunkJob job_;
-  const Bench bench_;
+  Workspace& space_;
   const int n_, me_;
 
  private:
@@ -215,8 +219,8 @@ std::vector<Range> Overlap(std::span<const Range> ranges, Range within, Range wi
 // exact.
 class Operands {
  public:
-  // `job` and the bench outlive it.
-  Operands(const ChunkJob& job, const Bench& bench);
+  // `job` and the workspace outlive it.
+  Operands(const ChunkJob& job, Workspace& space);
   ~Operands() { RestoreAbsent(); }
   Operands(const Operands&) = delete;
   Operands& operator=(const Operands&) = delete;
@@ -250,7 +254,7 @@ class Operands {
   bool adds_momentum() const { return momentum_.velocity != nullptr; }
 
   const ChunkJob& job_;
-  const Bench& bench_;
+  Workspace& space_;
   const size_t numel_;
   TensorView input_, output_;
   float* residual_ = nullptr;
@@ -291,7 +295,7 @@ struct Algorithm {
   bool carries = false;        // it uses ChunkJob::carried
   bool owns_momentum = false;  // its encoding has momentum of its own: Operands adds none
 
-  std::unique_ptr<ChunkRun> (*begin)(const ChunkJob& job, const Bench& bench) = nullptr;
+  std::unique_ptr<ChunkRun> (*begin)(const ChunkJob& job, Workspace& space) = nullptr;
   // The n + 1 bounds of a chunk's shards: rank r owns [bounds[r], bounds[r + 1]), or in a grid the
   // shard of Grid::shard. Bounds are multiples of `block` from the chunk's begin.
   std::vector<size_t> (*shard_bounds)(Range chunk, int world, size_t block) = OwnNothing;
@@ -301,10 +305,10 @@ struct Algorithm {
   std::vector<PhaseCost> (*costs)(const Chunk& chunk, const CodecPair& codec) = CostsOfOneHop;
 };
 
-// For Algorithm::begin: a `Run`, made of a job, a bench and `kArguments`.
+// For Algorithm::begin: a `Run`, made of a job, a workspace and `kArguments`.
 template <typename Run, auto... kArguments>
-std::unique_ptr<ChunkRun> BeginRun(const ChunkJob& job, const Bench& bench) {
-  return std::make_unique<Run>(job, bench, kArguments...);
+std::unique_ptr<ChunkRun> BeginRun(const ChunkJob& job, Workspace& space) {
+  return std::make_unique<Run>(job, space, kArguments...);
 }
 
 // Dense codecs: a compressed reduce-scatter to owners, then a compressed all-gather.

@@ -10,7 +10,7 @@ namespace {
 
 class AllToAllRun final : public ChunkRun {
  public:
-  AllToAllRun(const ChunkJob& job, const Bench& bench) : ChunkRun(job, bench) {
+  AllToAllRun(const ChunkJob& job, Workspace& space) : ChunkRun(job, space) {
     for (int r = 0; r < n_; ++r) {
       const bool own = r == me_;
       outgoing_.push_back(own ? MutableBytes() : BytesOf(PieceOf(job_.input, r)));
@@ -24,7 +24,7 @@ class AllToAllRun final : public ChunkRun {
       Exchange(Stage::kEncode, Stage::kExchange, Each(outgoing_), incoming_);
     } else {
       const TensorView own = PieceOf(job_.input, me_);
-      bench_.backend.Copy(PieceOf(job_.output, me_).data, own.data, own.bytes());
+      space_.backend.Copy(PieceOf(job_.output, me_).data, own.data, own.bytes());
     }
     return absl::OkStatus();
   }

@@ -17,12 +17,12 @@ enum class Values { kRaw, kEncoded };
 
 class OneHopRun final : public ChunkRun {
  public:
-  OneHopRun(const ChunkJob& job, const Bench& bench, Values values)
-      : ChunkRun(job, bench),
-        operands_(job_, bench_),
+  OneHopRun(const ChunkJob& job, Workspace& space, Values values)
+      : ChunkRun(job, space),
+        operands_(job_, space_),
         codec_(values == Values::kRaw ? LosslessSpec(operands_.input().dtype) : job.codec.up) {
     const size_t bytes = EncodedBytes(codec_, operands_.input().numel);
-    for (int r = 0; r < n_; ++r) wires_.push_back(bench.scratch.Take(bytes));
+    for (int r = 0; r < n_; ++r) wires_.push_back(space.Take(bytes));
     scratch_ = TakeReduceScratch(n_, operands_.input().numel);
   }
 
@@ -37,12 +37,12 @@ class OneHopRun final : public ChunkRun {
     EncodeArgs all = operands_.Encoding({0, operands_.input().numel});
     all.draws = DrawsOf(job_, codec_, me_ + 1, job_.chunk->codec_offset);
     all.wire = wires_[me_].data();
-    bench_.backend.EncodeAll(codec_, {&all, 1});
+    space_.backend.EncodeAll(codec_, {&all, 1});
     Exchange(Stage::kEncode, Stage::kExchange, ToAll(wires_[me_]), wires_);
   }
 
   void AddUp() {
-    bench_.backend.Reduce({.up = codec_,
+    space_.backend.Reduce({.up = codec_,
                            .down = LosslessSpec(DType::kF32),
                            .wires = Pointers(wires_),
                            .own = operands_.input(),
@@ -63,13 +63,13 @@ class OneHopRun final : public ChunkRun {
 // topk.
 class EntriesRun final : public ChunkRun {
  public:
-  EntriesRun(const ChunkJob& job, const Bench& bench)
-      : ChunkRun(job, bench), operands_(job_, bench_) {
+  EntriesRun(const ChunkJob& job, Workspace& space)
+      : ChunkRun(job, space), operands_(job_, space_) {
     const size_t numel = operands_.input().numel;
     const size_t bytes = EncodedBytes(job_.codec.up, numel);
-    for (int r = 0; r < n_; ++r) wires_.push_back(bench.scratch.Take(bytes));
+    for (int r = 0; r < n_; ++r) wires_.push_back(space.Take(bytes));
     // The result is summed in its own place, if that is fp32.
-    if (operands_.output().dtype != DType::kF32) copy_ = bench.scratch.TakeOf<float>(numel);
+    if (operands_.output().dtype != DType::kF32) copy_ = space.TakeOf<float>(numel);
   }
 
   Reception first() const override { return {Tag(1), wires_}; }
@@ -83,7 +83,7 @@ class EntriesRun final : public ChunkRun {
 
   void Encode() {
     operands_.Load();
-    bench_.backend.Encode(job_.codec.up,
+    space_.backend.Encode(job_.codec.up,
                           {.gradient = operands_.input(),
                            .residual = operands_.residual(),
                            .wire = wires_[me_].data(),
@@ -99,7 +99,7 @@ class EntriesRun final : public ChunkRun {
         copy_.empty() ? std::span<float>(static_cast<float*>(output.data), output.numel) : copy_;
     const std::vector<const uint8_t*> wires = Pointers(wires_);
     for (size_t r = 0; r < wires.size(); ++r) {
-      absl::Status bad = bench_.backend.CheckShard(spec, wires[r], output.numel);
+      absl::Status bad = space_.backend.CheckShard(spec, wires[r], output.numel);
       if (!bad.ok()) {
         return absl::FailedPreconditionError(
             absl::StrCat("rank ", r, " sent what is no topk shard: ", bad.message(),
@@ -107,10 +107,10 @@ class EntriesRun final : public ChunkRun {
       }
     }
     // Each entry is scaled, which is less than to scale all elements, most of which are 0.
-    bench_.backend.SumEntries(spec, wires, job_.scale, sum);
+    space_.backend.SumEntries(spec, wires, job_.scale, sum);
     if (!copy_.empty()) {
       const auto* values = reinterpret_cast<const uint8_t*>(sum.data());
-      bench_.backend.Decode(LosslessSpec(DType::kF32), values, output);
+      space_.backend.Decode(LosslessSpec(DType::kF32), values, output);
     }
     operands_.Store();
     return absl::OkStatus();
@@ -124,18 +124,17 @@ class EntriesRun final : public ChunkRun {
 // A world of one.
 class LocalRun final : public ChunkRun {
  public:
-  LocalRun(const ChunkJob& job, const Bench& bench)
-      : ChunkRun(job, bench), operands_(job_, bench_) {}
+  LocalRun(const ChunkJob& job, Workspace& space) : ChunkRun(job, space), operands_(job_, space_) {}
 
  private:
   absl::Status Work(int) override {
     operands_.Load();
     const TensorView input = operands_.input();
     if (job_.scale == 1.0f) {
-      bench_.backend.Copy(operands_.output().data, input.data, input.bytes());
+      space_.backend.Copy(operands_.output().data, input.data, input.bytes());
     } else {
       const uint8_t* const own = nullptr;
-      bench_.backend.Reduce({.up = LosslessSpec(DType::kF32),
+      space_.backend.Reduce({.up = LosslessSpec(DType::kF32),
                              .down = LosslessSpec(DType::kF32),
                              .wires = {&own, 1},
                              .own = input,

@@ -26,9 +26,9 @@ enum class Half { kBoth, kScatter, kGather };
 
 class TwoHopRun final : public ChunkRun {
  public:
-  TwoHopRun(const ChunkJob& job, const Bench& bench, Half half)
-      : ChunkRun(job, bench), half_(half), shards_(n_) {
-    if (half_ == Half::kBoth) operands_.emplace(job_, bench_);
+  TwoHopRun(const ChunkJob& job, Workspace& space, Half half)
+      : ChunkRun(job, space), half_(half), shards_(n_) {
+    if (half_ == Half::kBoth) operands_.emplace(job_, space_);
     for (int r = 0; r < n_; ++r) shards_[r] = ShardOf(r);
     const bool up = IsVerbatim(job_.codec.up, shards_[me_].input.dtype);
     const bool down = IsVerbatim(job_.codec.down, shards_[me_].input.dtype);
@@ -73,7 +73,7 @@ class TwoHopRun final : public ChunkRun {
       shard.wire = outgoing_[r].data();
       foreign.push_back(shard);
     }
-    if (!verbatim_) bench_.backend.EncodeAll(job_.codec.up, foreign);
+    if (!verbatim_) space_.backend.EncodeAll(job_.codec.up, foreign);
     const bool result_may_come = !verbatim_ && half_ == Half::kBoth;
     Exchange(Stage::kEncode, Stage::kExchange, Each(outgoing_), incoming_,
              result_may_come ? results_ : std::span<const MutableBytes>());
@@ -85,7 +85,7 @@ class TwoHopRun final : public ChunkRun {
     const CodecSpec down = scatters ? LosslessSpec(DType::kF32) : job_.codec.down;
     std::vector<const uint8_t*> wires = Pointers(incoming_);
     wires[me_] = nullptr;
-    bench_.backend.Reduce({.up = job_.codec.up,
+    space_.backend.Reduce({.up = job_.codec.up,
                            .down = down,
                            .wires = wires,
                            .own = own.input,
@@ -102,9 +102,9 @@ class TwoHopRun final : public ChunkRun {
   void EncodeOwn() {
     const Shard& own = shards_[me_];
     if (verbatim_) {
-      bench_.backend.Copy(results_[me_].data(), own.input.data, own.input.bytes());
+      space_.backend.Copy(results_[me_].data(), own.input.data, own.input.bytes());
     } else {
-      bench_.backend.Encode(job_.codec.down, own.input, own.residual, results_[me_].data(),
+      space_.backend.Encode(job_.codec.down, own.input, own.residual, results_[me_].data(),
                             DrawsOf(job_, job_.codec.down, me_ + 1, own.first_draw));
     }
     Exchange(Stage::kEncode, Stage::kGather, ToAll(results_[me_]), results_);
@@ -118,10 +118,10 @@ class TwoHopRun final : public ChunkRun {
       if (r != me_ || gathers) shards.push_back({results_[r].data(), shards_[r].output});
     }
     if (!verbatim_) {
-      bench_.backend.DecodeAll(job_.codec.down, shards);
+      space_.backend.DecodeAll(job_.codec.down, shards);
     } else if (gathers) {
       const TensorView own = shards_[me_].output;
-      bench_.backend.Copy(own.data, results_[me_].data(), own.bytes());
+      space_.backend.Copy(own.data, results_[me_].data(), own.bytes());
     }
     if (operands_) operands_->Store();
   }
@@ -178,7 +178,7 @@ class TwoHopRun final : public ChunkRun {
   void TakeResults() {
     const auto uneven = [this](const Shard& shard) { return shard.input.numel != Numel(0); };
     if (!verbatim_ && std::none_of(shards_.begin(), shards_.end(), uneven)) {
-      results_ = bench_.scratch.TakeArray(n_, EncodedBytes(job_.codec.down, Numel(0)));
+      results_ = space_.TakeArray(n_, EncodedBytes(job_.codec.down, Numel(0)));
       return;
     }
     for (int r = 0; r < n_; ++r) {
@@ -188,7 +188,7 @@ class TwoHopRun final : public ChunkRun {
     }
   }
   MutableBytes Take(const CodecSpec& spec, size_t numel) const {
-    return bench_.scratch.Take(verbatim_ ? numel * sizeof(float) : EncodedBytes(spec, numel));
+    return space_.Take(verbatim_ ? numel * sizeof(float) : EncodedBytes(spec, numel));
   }
 
   const Half half_;

@@ -40,19 +40,19 @@ enum class Rows { kEncoded, kLossless };
 
 class TwoLevelRun final : public ChunkRun {
  public:
-  TwoLevelRun(const ChunkJob& job, const Bench& bench, Rows rows)
-      : ChunkRun(job, bench),
+  TwoLevelRun(const ChunkJob& job, Workspace& space, Rows rows)
+      : ChunkRun(job, space),
         grid_(GridOf(*job.chunk)),
         row_(grid_.row(me_)),
         column_(grid_.column(me_)),
         rows_(rows),
-        operands_(job_, bench_),
+        operands_(job_, space_),
         row_codec_(rows_ == Rows::kEncoded ? job.codec.up : LosslessSpec(operands_.input().dtype)),
         sum_(SumRoom()),
         scratch_(TakeReduceScratch(std::max(grid_.rows, grid_.columns), sum_.size())) {
     for (Blocks& blocks : blocks_) {
-      blocks.send.resize(bench.members.size);
-      blocks.recv.resize(bench.members.size);
+      blocks.send.resize(space.members.size);
+      blocks.recv.resize(space.members.size);
     }
     TakeAlongTheRow();
     TakeAlongTheColumn();
@@ -92,7 +92,7 @@ class TwoLevelRun final : public ChunkRun {
             Encoding(operands_.Encoding(Part(c)), row_codec_, Part(c), outgoing_parts_[c]));
       }
     }
-    bench_.backend.EncodeAll(row_codec_, parts);
+    space_.backend.EncodeAll(row_codec_, parts);
     Next(0, Stage::kEncode, Stage::kExchange);
   }
 
@@ -102,14 +102,14 @@ class TwoLevelRun final : public ChunkRun {
     const CodecSpec fp32 = LosslessSpec(DType::kF32);
     TensorView own = Slice(operands_.input(), part);
     if (own.dtype != DType::kF32) {
-      bench_.backend.Encode(fp32, own, nullptr, reinterpret_cast<uint8_t*>(sum_.data()));
+      space_.backend.Encode(fp32, own, nullptr, reinterpret_cast<uint8_t*>(sum_.data()));
       own = {sum_.data(), sum_.size()};
     }
     std::vector<const uint8_t*> wires;
     for (int c = 0; c < grid_.columns; ++c) {
       wires.push_back(WireFrom(blocks_[0], grid_.rank(row_, c)));
     }
-    bench_.backend.Reduce({.up = row_codec_,
+    space_.backend.Reduce({.up = row_codec_,
                            .down = fp32,
                            .wires = wires,
                            .own = own,
@@ -122,7 +122,7 @@ class TwoLevelRun final : public ChunkRun {
       const EncodeArgs sum{.gradient = SumOf(shard), .residual = Residual(shard)};
       shards.push_back(Encoding(sum, job_.codec.up, shard, outgoing_shards_[r]));
     }
-    bench_.backend.EncodeAll(job_.codec.up, shards);
+    space_.backend.EncodeAll(job_.codec.up, shards);
     Next(1, Stage::kReduce, Stage::kExchange);
   }
 
@@ -133,7 +133,7 @@ class TwoLevelRun final : public ChunkRun {
       wires.push_back(WireFrom(blocks_[1], grid_.rank(r, column_)));
     }
     const CodecSpec& down = job_.codec.down;
-    bench_.backend.Reduce({.up = job_.codec.up,
+    space_.backend.Reduce({.up = job_.codec.up,
                            .down = down,
                            .wires = wires,
                            .own = SumOf(shard),
@@ -148,10 +148,10 @@ class TwoLevelRun final : public ChunkRun {
 
   void DecodeShards() {
     std::vector<DecodeArgs> shards;
-    for (int s = 0; s < bench_.members.size; ++s) {
+    for (int s = 0; s < space_.members.size; ++s) {
       shards.push_back({results_[s].data(), Slice(operands_.output(), ShardNumber(s))});
     }
-    bench_.backend.DecodeAll(job_.codec.down, shards);
+    space_.backend.DecodeAll(job_.codec.down, shards);
     operands_.Store();
   }
 
@@ -194,7 +194,7 @@ class TwoLevelRun final : public ChunkRun {
   // The results will be there, so nothing else needs the memory until then.
   std::span<float> SumRoom() {
     const TensorView results = Slice(operands_.output(), Part(column_));
-    if (results.dtype != DType::kF32) return bench_.scratch.TakeOf<float>(results.numel);
+    if (results.dtype != DType::kF32) return space_.TakeOf<float>(results.numel);
     return {static_cast<float*>(results.data), results.numel};
   }
   // Elements that are their own wire bytes go from where they are, if no residual goes with them.
@@ -206,7 +206,7 @@ class TwoLevelRun final : public ChunkRun {
     const Range mine = Part(column_);
     const std::span<const float> others[] = {
         {residual, mine.begin}, {residual + mine.end, operands_.input().numel - mine.end}};
-    return bench_.backend.AreZero(others, job_.absent.empty() ? job_.carried : nullptr);
+    return space_.backend.AreZero(others, job_.absent.empty() ? job_.carried : nullptr);
   }
   const uint8_t* WireFrom(const Blocks& blocks, int rank) const {
     return rank == me_ ? nullptr : blocks.recv[rank].data();
@@ -234,7 +234,7 @@ class TwoLevelRun final : public ChunkRun {
   }
   // The results of a column lie together, since they go along the row as one block.
   void TakeResults() {
-    results_.resize(bench_.members.size);
+    results_.resize(space_.members.size);
     std::vector<MutableBytes> columns;
     for (int c = 0; c < grid_.columns; ++c) columns.push_back(TakeColumn(c));
     for (int r = 0; r < grid_.rows; ++r) {
@@ -252,7 +252,7 @@ class TwoLevelRun final : public ChunkRun {
   MutableBytes TakeColumn(int column) {
     size_t bytes = 0;
     for (int r = 0; r < grid_.rows; ++r) bytes += ResultBytes(r, column);
-    const MutableBytes all = bench_.scratch.Take(bytes);
+    const MutableBytes all = space_.Take(bytes);
     size_t at = 0;
     for (int r = 0; r < grid_.rows; ++r) {
       results_[grid_.shard(r, column)] = {all.data() + at, ResultBytes(r, column)};
@@ -264,7 +264,7 @@ class TwoLevelRun final : public ChunkRun {
     return EncodedBytes(job_.codec.down, Numel(Shard(row, column)));
   }
   MutableBytes Room(const CodecSpec& spec, Range range) const {
-    return bench_.scratch.Take(EncodedBytes(spec, Numel(range)));
+    return space_.Take(EncodedBytes(spec, Numel(range)));
   }
   // Without the padding where elements may be their own wire bytes, which have none.
   MutableBytes PartRoom(int column) const {

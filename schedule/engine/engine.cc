@@ -158,8 +158,8 @@ Engine::Engine(const Options& options, Transport transport, std::shared_ptr<Devi
       farewell_(members_, options.timeout, transport_.control.get(), failure_),
       tensors_(options_, members_, matching_, device_,
                options.lanes + 1 + options.predicted_lanes),  // 1: of small tensors
-      chunk_lanes_(device_.get(), transport_.data.get(), options.timeout),
-      direct_lanes_(device_.get(), transport_.data.get(), options.timeout),
+      chunk_spaces_(device_.get(), transport_.data.get(), options.timeout),
+      direct_spaces_(device_.get(), transport_.data.get(), options.timeout),
       sequencer_(members_, options, matching_, HopShares(members_.size, options)) {}
 
 absl::Status Engine::StartThreads() {
@@ -171,9 +171,9 @@ absl::Status Engine::StartThreads() {
     TellSequencer([&](Sequencer& s) { s.OnHopDone(start, Now()); });
   };
   executor_ =
-      std::make_unique<Executor>(chunk_lanes_, direct_lanes_, options_, records_, on_hop, on_end);
+      std::make_unique<Executor>(chunk_spaces_, direct_spaces_, options_, records_, on_hop, on_end);
   if (absl::Status status = executor_->Begin(); !status.ok()) return status;
-  if (absl::Status status = chunk_lanes_.SetAtOnce(options_.lanes); !status.ok()) return status;
+  if (absl::Status status = chunk_spaces_.SetAtOnce(options_.lanes); !status.ok()) return status;
   reader_ = std::thread([this] { ReadFrames(); });
   timekeeper_ = std::thread([this] { KeepTime(); });
   MeasureLatency();
@@ -209,9 +209,9 @@ absl::StatusOr<std::shared_ptr<const Bucket>> Engine::Register(const BucketReque
 // once.
 absl::Status Engine::Reserve(const Bucket& bucket) {
   if (bucket.route() != Route::kOrdered) {
-    return direct_lanes_.Reserve(bucket.report().key, bucket.chunk_memory());
+    return direct_spaces_.Reserve(bucket.report().key, bucket.chunk_memory());
   }
-  return chunk_lanes_.ReserveForAll(bucket.chunk_memory());
+  return chunk_spaces_.ReserveForAll(bucket.chunk_memory());
 }
 
 absl::StatusOr<UsePtr> Engine::Submit(const std::shared_ptr<const Bucket>& bucket,
@@ -266,12 +266,12 @@ absl::Status Engine::RunLocal(Use& use) {
     stream = device_->Adopt(use.stream);
     use.fence->HoldBack(*stream);
   }
-  std::unique_ptr<Workspace> space = direct_lanes_.Take(use.bucket->chunk_memory(), stream.get());
+  std::unique_ptr<Workspace> space = direct_spaces_.Take(use.bucket->chunk_memory(), stream.get());
   const ChunkJob job = use.JobOf(0, options_);
-  absl::Status status = job.chunk->algorithm->begin(job, space->bench({}))->Advance().status();
+  absl::Status status = job.chunk->algorithm->begin(job, *space)->Advance().status();
   const std::shared_ptr<DeviceEvent> end = stream == nullptr ? nullptr : stream->Record();
   if (end != nullptr) use.fence->Set(0, end);
-  direct_lanes_.Give(std::move(space), end);
+  direct_spaces_.Give(std::move(space), end);
   if (status.ok() && stream != nullptr) status = stream->status();
   if (!status.ok()) failure_.Fail(status, Tell::kNobody);
   Retire(use, status.ok() ? Use::Left::kDone : Use::Left::kFailed);
@@ -307,7 +307,7 @@ void Engine::CarryOut(const Action& action) {
       break;
     case Action::Kind::kSend: Send(action.to, action.message); break;
     case Action::Kind::kPredicted:
-      if (absl::Status status = chunk_lanes_.SetAtOnce(options_.lanes + action.at_once);
+      if (absl::Status status = chunk_spaces_.SetAtOnce(options_.lanes + action.at_once);
           !status.ok()) {
         failure_.Fail(std::move(status), Tell::kEveryone);
       }

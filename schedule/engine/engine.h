@@ -30,9 +30,9 @@
 #include "schedule/collective/settle.h"
 #include "schedule/engine/ending.h"
 #include "schedule/engine/executor.h"
-#include "schedule/engine/lane.h"
 #include "schedule/engine/records.h"
 #include "schedule/engine/tensors.h"
+#include "schedule/engine/workspaces.h"
 #include "schedule/order/sequencer.h"
 #include "schedule/request.h"
 #include "transport/planes.h"
@@ -126,7 +126,7 @@ class Engine {
   FailureProtocol failure_;
   Farewell farewell_;
   Tensors tensors_;
-  Lanes chunk_lanes_, direct_lanes_;  // of chunks in order, and of all others
+  Workspaces chunk_spaces_, direct_spaces_;  // of chunks in order, and of all others
 
   std::unique_ptr<Executor> executor_;  // null in a world of one
 

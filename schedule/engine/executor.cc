@@ -6,7 +6,33 @@
 
 namespace thinwire {
 
-bool ChunkTask::Begin() {
+absl::StatusOr<std::unique_ptr<Lane>> Lane::Make(Workspaces& spaces, int slot,
+                                                 const Options& options, Records& records,
+                                                 const HopListener* on_hop) {
+  std::unique_ptr<Lane> lane(new Lane(spaces, slot, options, records, on_hop));
+  if (spaces.device() == nullptr) return lane;
+  absl::StatusOr<std::unique_ptr<DeviceStream>> stream = spaces.device()->MakeStream();
+  if (!stream.ok()) return stream.status();
+  lane->stream_ = *std::move(stream);
+  absl::StatusOr<std::unique_ptr<DataPlane>> plane = spaces.PlaneOn(*lane->stream_);
+  if (!plane.ok()) return plane.status();
+  lane->of_stream_ = *std::move(plane);
+  return lane;
+}
+
+Lane::Lane(const Lane& beside, int row)
+    : spaces_(beside.spaces_),
+      slot_(beside.slot_),
+      row_(row),
+      options_(beside.options_),
+      records_(beside.records_),
+      on_hop_(beside.on_hop_),
+      stream_(beside.stream_),
+      of_stream_(beside.of_stream_) {}
+
+// The stream waits until the tensor is ready, for earlier users of its memory, which its fence
+// knows, and for those of the workspace.
+bool Lane::Begin() {
   Use& use = UseOf(start);
   if (!use.BeginChunk()) return false;
   hop_ = nullptr;
@@ -15,26 +41,30 @@ bool ChunkTask::Begin() {
   last_ = use.submitted;
   records_.Event(FlightEvent::kStarted, use.label, start.chunk, 0, start.predicted ? 1 : 0);
   EndStage(Stage::kQueue);
-  space_ = lane_.Enter(use.ready, use.fence.get(), use.bucket->chunk_memory());
+  if (stream_ != nullptr) {
+    stream_->WaitFor(use.ready);
+    use.fence->HoldBack(*stream_);
+  }
+  space_ = spaces_.Take(use.bucket->chunk_memory(), stream_.get());
   const ChunkJob job = use.JobOf(start.chunk, options_);
-  run_ = job.chunk->algorithm->begin(job, space_->bench(lane_.members()));
+  run_ = job.chunk->algorithm->begin(job, *space_);
   Expect(run_->first());
   return true;
 }
 
-void ChunkTask::EndStage(Stage stage) {
+void Lane::EndStage(Stage stage) {
   const Clock::time_point now = Clock::now();
   records_.AddStage(stage, use().label, start.chunk, row_, last_, now);
   last_ = now;
 }
 
-void ChunkTask::Expect(const Reception& reception) {
+void Lane::Expect(const Reception& reception) {
   if (!reception.recv.empty()) {
-    expected_ = lane_.plane().Expect(reception.tag, reception.recv);
+    expected_ = plane().Expect(reception.tag, reception.recv);
   }
 }
 
-bool ChunkTask::Advance() {
+bool Lane::Advance() {
   if (flushing_) return false;
   const absl::StatusOr<const Hop*> hop = run_->Advance();
   status = hop.status();
@@ -43,7 +73,7 @@ bool ChunkTask::Advance() {
   EndStage(hop_ == nullptr ? Stage::kDecode : hop_->made_in);
   if (hop_ == nullptr) {
     flushing_ = true;
-    StreamPlane* const streams = lane_.plane().of_streams();
+    StreamPlane* const streams = plane().of_streams();
     if (streams != nullptr) exchange = streams->Flush();
     return exchange != nullptr;
   }
@@ -52,13 +82,13 @@ bool ChunkTask::Advance() {
   if (exchange != nullptr) {
     exchange->Send(hop_->send);
   } else {
-    exchange = lane_.plane().Start(hop_->tag, hop_->send, hop_->recv);
+    exchange = plane().Start(hop_->tag, hop_->send, hop_->recv);
   }
   Expect(hop_->next);
   return true;
 }
 
-void ChunkTask::OnHopEnded() {
+void Lane::OnHopEnded() {
   exchange.reset();  // it may hold memory that the next one takes
   // The host queues all stages of a lane that flushes, and their time passes in the flush.
   EndStage(flushing_ ? Stage::kExchange : hop_->stage);
@@ -68,7 +98,7 @@ void ChunkTask::OnHopEnded() {
 }
 
 // The engine's watchdog ends an exchange long before the plane's own deadline would.
-void ChunkTask::WaitForAll() {
+void Lane::WaitForAll() {
   while (exchange != nullptr) {
     status = exchange->Wait(use().deadline + options_.timeout);
     OnHopEnded();
@@ -76,15 +106,33 @@ void ChunkTask::WaitForAll() {
   }
 }
 
-absl::Status ChunkTask::Finish() {
+absl::Status Lane::Finish() {
   if (expected_ != nullptr) {  // it failed half-way, and the next hop would write into its memory
-    lane_.plane().Abort(OfTensor(use().label, status));
+    plane().Abort(OfTensor(use().label, status));
     expected_.reset();
   }
   run_.reset();
-  absl::Status ended = lane_.Leave(use().fence.get(), std::move(space_), std::move(status));
+  std::shared_ptr<DeviceEvent> end;
+  if (stream_ != nullptr) {
+    end = stream_->Record();
+    status = AwaitStream(end);
+  }
+  spaces_.Give(std::move(space_), std::move(end));
   records_.Event(FlightEvent::kChunkDone, use().label, start.chunk);
-  return ended;
+  return std::move(status);
+}
+
+// Where the chunk is good, its work goes on; where it has failed, it must end here.
+absl::Status Lane::AwaitStream(const std::shared_ptr<DeviceEvent>& end) {
+  if (status.ok()) {
+    use().fence->Set(slot_, end);
+    status = stream_->status();
+  }
+  if (status.ok()) return status;
+  // A stream that waits for peers comes to its end only when its plane has failed.
+  if (spaces_.plane().traits().memory == Memory::kStream) spaces_.plane().Abort(status);
+  stream_->Synchronize(Clock::now() + spaces_.patience()).IgnoreError();
+  return status;
 }
 
 void IssueOrder::Add(const void* chunk, int hops, bool drain) {
@@ -106,11 +154,11 @@ void IssueOrder::Remove(const void* chunk) {
   std::erase(hops_, chunk);
 }
 
-Executor::Executor(Lanes& lanes, Lanes& direct_lanes, const Options& options, Records& records,
-                   HopListener on_hop, ChunkListener on_end)
-    : lanes_(lanes),
-      direct_lanes_(direct_lanes),
-      traits_(lanes.traits()),
+Executor::Executor(Workspaces& spaces, Workspaces& direct_spaces, const Options& options,
+                   Records& records, HopListener on_hop, ChunkListener on_end)
+    : spaces_(spaces),
+      direct_spaces_(direct_spaces),
+      traits_(spaces.plane().traits()),
       options_(options),
       records_(records),
       on_hop_(std::move(on_hop)),
@@ -134,9 +182,11 @@ absl::Status Executor::Begin() {
     if (absl::Status status = AddLane(); !status.ok()) return status;
   }
   if (traits_.matching == Matching::kByTag) {  // else small tensors go in order as well
-    absl::StatusOr<std::unique_ptr<Lane>> lane = direct_lanes_.Make(options_.lanes);
+    absl::StatusOr<std::unique_ptr<Lane>> lane =
+        Lane::Make(direct_spaces_, options_.lanes, options_, records_, nullptr);
     if (!lane.ok()) return lane.status();
-    direct_lane_ = *std::move(lane);
+    const absl::MutexLock lock(&mu_);
+    free_direct_.push_back(direct_lanes_.emplace_back(*std::move(lane)).get());
   }
   const absl::MutexLock lock(&mu_);
   const int workers = traits_.completion == Completion::kEvents ? 1 : options_.lanes;
@@ -150,16 +200,14 @@ absl::Status Executor::AddLane() {
   int number;
   {
     const absl::MutexLock lock(&mu_);
-    number = static_cast<int>(tasks_.size());
+    number = static_cast<int>(lanes_.size());
   }
   const int slot = number < options_.lanes ? number : number + 1;
-  absl::StatusOr<std::unique_ptr<Lane>> lane = lanes_.Make(slot);
+  absl::StatusOr<std::unique_ptr<Lane>> lane =
+      Lane::Make(spaces_, slot, options_, records_, &on_hop_);
   if (!lane.ok()) return lane.status();
   const absl::MutexLock lock(&mu_);
-  made_lanes_.push_back(*std::move(lane));
-  tasks_.push_back(
-      std::make_unique<ChunkTask>(*made_lanes_.back(), slot, options_, records_, &on_hop_));
-  free_.push_back(tasks_.back().get());
+  free_.push_back(lanes_.emplace_back(*std::move(lane)).get());
   return absl::OkStatus();
 }
 
@@ -182,52 +230,52 @@ bool Executor::Admit(const StartChunk& start) {
   const absl::MutexLock lock(&mu_);
   if (closed_) return true;
   if (free_.empty()) return false;
-  ChunkTask* const task = free_.back();
+  Lane* const lane = free_.back();
   free_.pop_back();
-  task->start = start;
-  task->status = absl::OkStatus();
+  lane->start = start;
+  lane->status = absl::OkStatus();
   if (traits_.matching == Matching::kByOrder) {
     const Chunk& chunk = UseOf(start).bucket->partition().chunks[start.chunk];
-    task->hops_left = chunk.algorithm->hops;
-    order_.Add(task, task->hops_left, start.drain);
+    lane->hops_left = chunk.algorithm->hops;
+    order_.Add(lane, lane->hops_left, start.drain);
   }
   const bool all_busy = idle_.empty();
-  MakeReady(task);
+  MakeReady(lane);
   const bool more = static_cast<int>(workers_.size()) < options_.lanes + options_.predicted_lanes;
   if (all_busy && more && traits_.completion == Completion::kBlocking) AddWorker();
   return true;
 }
 
-// True if the task may go on, as far as the order of hops is concerned; with none left it has only
+// True if the lane may go on, as far as the order of hops is concerned; with none left it has only
 // to be finished.
-bool Executor::IsDue(const ChunkTask& task) const {
+bool Executor::IsDue(const Lane& lane) const {
   if (traits_.matching == Matching::kByTag || closed_) return true;
-  return task.hops_left == 0 || order_.IsNext(&task);
+  return lane.hops_left == 0 || order_.IsNext(&lane);
 }
 
-// Null if no task that is ready is due.
-ChunkTask* Executor::TakeDue() {
+// Null if no lane that is ready is due.
+Lane* Executor::TakeDue() {
   for (auto at = ready_.begin(); at != ready_.end(); ++at) {
-    ChunkTask* const task = *at;
-    if (!IsDue(*task)) continue;
+    Lane* const lane = *at;
+    if (!IsDue(*lane)) continue;
     ready_.erase(at);
-    if (closed_) task->status.Update(absl::CancelledError("the group has failed"));
-    return task;
+    if (closed_) lane->status.Update(absl::CancelledError("the group has failed"));
+    return lane;
   }
   return nullptr;
 }
 
-void Executor::MakeReady(ChunkTask* task) {
-  ready_.push_back(task);
+void Executor::MakeReady(Lane* lane) {
+  ready_.push_back(lane);
   HandOut();
 }
 
 void Executor::HandOut() {
   while (!idle_.empty()) {
-    ChunkTask* const task = TakeDue();
-    if (task == nullptr) return;
+    Lane* const lane = TakeDue();
+    if (lane == nullptr) return;
     Worker& worker = *idle_.Pop();
-    worker.task = task;
+    worker.lane = lane;
     worker.handed.Signal();
   }
 }
@@ -237,91 +285,91 @@ void Executor::LetGoIfOver() {
 }
 
 void Executor::Close() {
-  std::vector<ChunkTask*> posted;
+  std::vector<Lane*> posted;
   {
     const absl::MutexLock lock(&mu_);
     closed_ = true;
     HandOut();
     LetGoIfOver();
-    direct_.ForEach([&](uint64_t, ChunkTask*& task) {
-      if (task != nullptr) posted.push_back(std::exchange(task, nullptr));
+    direct_.ForEach([&](uint64_t, Lane*& lane) {
+      if (lane != nullptr) posted.push_back(std::exchange(lane, nullptr));
     });
     posted_.SignalAll();
     to_post_.pushed.SignalAll();
     to_finish_.pushed.SignalAll();
   }
-  for (ChunkTask* const task : posted) FinishPosted(*task);
+  for (Lane* const lane : posted) FinishPosted(*lane);
 }
 
 void Executor::Run(Worker& worker) {
-  while (ChunkTask* const task = Next(worker)) GoOn(*task);
+  while (Lane* const lane = Next(worker)) GoOn(*lane);
 }
 
 // Null once the executor is closed and nothing is on its way.
-ChunkTask* Executor::Next(Worker& worker) {
+Lane* Executor::Next(Worker& worker) {
   const absl::MutexLock lock(&mu_);
-  if (ChunkTask* const task = TakeDue(); task != nullptr || over()) return task;
+  if (Lane* const lane = TakeDue(); lane != nullptr || over()) return lane;
   idle_.Push(&worker);
-  while (worker.task == nullptr && !over()) worker.handed.Wait(&mu_);
-  return std::exchange(worker.task, nullptr);
+  while (worker.lane == nullptr && !over()) worker.handed.Wait(&mu_);
+  return std::exchange(worker.lane, nullptr);
 }
 
 // Works on the chunk until it ends, or an event is to bring it back.
-void Executor::GoOn(ChunkTask& task) {
-  if (task.begun()) {
-    task.OnHopEnded();
-  } else if (!task.status.ok() || !task.Begin()) {
-    return Release(task);  // the group has failed
+void Executor::GoOn(Lane& lane) {
+  if (lane.begun()) {
+    lane.OnHopEnded();
+  } else if (!lane.status.ok() || !lane.Begin()) {
+    return Release(lane);  // the group has failed
   }
   if (traits_.completion == Completion::kBlocking) {
-    if (task.Advance()) task.WaitForAll();
-  } else if (task.status.ok() && Issue(task)) {
+    if (lane.Advance()) lane.WaitForAll();
+  } else if (lane.status.ok() && Issue(lane)) {
     return;
   }
-  Finish(task);
+  Finish(lane);
 }
 
-void Executor::Finish(ChunkTask& task) {
-  absl::Status status = task.Finish();
-  const StartChunk start = std::move(task.start);
-  Release(task);  // the chunk that follows this one may need its lane
+void Executor::Finish(Lane& lane) {
+  absl::Status status = lane.Finish();
+  const StartChunk start = std::move(lane.start);
+  Release(lane);  // the chunk that follows this one may need its lane
   on_end_(start, std::move(status));
 }
 
-// Starts the task's next exchange; false if there is none.
-bool Executor::Issue(ChunkTask& task) {
-  if (!task.Advance()) return false;
-  if (task.hops_left > 0) {  // else it is the flush, which no order concerns
-    --task.hops_left;
+// Starts the lane's next exchange; false if there is none.
+bool Executor::Issue(Lane& lane) {
+  if (!lane.Advance()) return false;
+  if (lane.hops_left > 0) {  // else it is the flush, which no order concerns
+    --lane.hops_left;
     const absl::MutexLock lock(&mu_);
     if (!closed_) order_.Pop();
   }
-  task.exchange->OnDone([this, &task](absl::Status status) {
+  lane.exchange->OnDone([this, &lane](absl::Status status) {
     const absl::MutexLock lock(&mu_);
-    task.status = std::move(status);
-    MakeReady(&task);
+    lane.status = std::move(status);
+    MakeReady(&lane);
   });
   return true;
 }
 
-void Executor::Release(ChunkTask& task) {
-  task.start.host.reset();
+void Executor::Release(Lane& lane) {
+  lane.start.host.reset();
   const absl::MutexLock lock(&mu_);
-  if (!task.ordered()) return free_direct_.push_back(&task);
-  if (task.hops_left > 0) order_.Remove(&task);  // it failed
-  free_.push_back(&task);
+  if (!lane.ordered()) return free_direct_.push_back(&lane);
+  if (lane.hops_left > 0) order_.Remove(&lane);  // it failed
+  free_.push_back(&lane);
   LetGoIfOver();
 }
 
 void Executor::StartDirect(const UsePtr& use, bool caller_waits) {
   use->helper = this;
-  if (!direct_lanes_.on_device()) {
+  if (direct_spaces_.device() == nullptr) {
     Post(use);
     if (caller_waits) return;
   }
   const absl::MutexLock lock(&mu_);
   if (closed_) return;
-  if (direct_lanes_.on_device()) {
+  if (direct_spaces_.device() != nullptr) {
     direct_.Insert(use->id()) = nullptr;
     Push(to_post_, use);
   } else {
@@ -330,61 +378,61 @@ void Executor::StartDirect(const UsePtr& use, bool caller_waits) {
 }
 
 void Executor::Post(const UsePtr& use) {
-  ChunkTask& task = NewDirectTask();
-  task.start = {.id = use->id(), .host = use};
-  if (!task.Begin()) return Release(task);  // the group has failed
-  task.Advance();
+  Lane& lane = FreeDirectLane();
+  lane.start = {.id = use->id(), .host = use};
+  if (!lane.Begin()) return Release(lane);  // the group has failed
+  lane.Advance();
   {
     const absl::MutexLock lock(&mu_);
     if (!closed_) {
-      direct_.Insert(use->id()) = &task;
+      direct_.Insert(use->id()) = &lane;
       return posted_.SignalAll();
     }
   }
-  FinishPosted(task);  // Close could not see it
+  FinishPosted(lane);  // Close could not see it
 }
 
 // A tensor is posted soon, since that waits for no peer.
 void Executor::Help(const UsePtr& use) {
   const uint64_t id = use->id();
-  ChunkTask* task = nullptr;
+  Lane* lane = nullptr;
   {
     const absl::MutexLock lock(&mu_);
     for (;;) {
-      ChunkTask* const* const found = direct_.Find(id);
+      Lane* const* const found = direct_.Find(id);
       if (closed_ || found == nullptr || *found != nullptr) break;
       posted_.Wait(&mu_);
     }
-    task = TakePosted(id);
+    lane = TakePosted(id);
   }
-  if (task != nullptr) FinishPosted(*task);
+  if (lane != nullptr) FinishPosted(*lane);
 }
 
-void Executor::FinishPosted(ChunkTask& task) {
-  task.WaitForAll();
-  Finish(task);
+void Executor::FinishPosted(Lane& lane) {
+  lane.WaitForAll();
+  Finish(lane);
 }
 
-ChunkTask& Executor::NewDirectTask() {
+Lane& Executor::FreeDirectLane() {
   const absl::MutexLock lock(&mu_);
   if (free_direct_.empty()) {
-    // Their rows are behind those of all lanes.
-    const size_t row = options_.lanes + options_.predicted_lanes + direct_tasks_.size() + 1;
-    return *direct_tasks_.emplace_back(std::make_unique<ChunkTask>(
-        *direct_lane_, static_cast<int>(row), options_, records_, nullptr));
+    // The rows of all but the first are behind those of other lanes.
+    const size_t row = options_.lanes + options_.predicted_lanes + direct_lanes_.size();
+    return *direct_lanes_.emplace_back(
+        std::make_unique<Lane>(*direct_lanes_.front(), static_cast<int>(row)));
   }
-  ChunkTask& task = *free_direct_.back();
+  Lane& lane = *free_direct_.back();
   free_direct_.pop_back();
-  return task;
+  return lane;
 }
 
 // For the thread that finishes it; null for all others, and before its exchange has begun.
-ChunkTask* Executor::TakePosted(uint64_t id) {
-  ChunkTask** const found = direct_.Find(id);
+Lane* Executor::TakePosted(uint64_t id) {
+  Lane** const found = direct_.Find(id);
   if (found == nullptr || *found == nullptr) return nullptr;
-  ChunkTask* const task = *found;
+  Lane* const lane = *found;
   direct_.Erase(id);
-  return task;
+  return lane;
 }
 
 void Executor::PostQueued(const UsePtr& use) {
@@ -394,12 +442,12 @@ void Executor::PostQueued(const UsePtr& use) {
 }
 
 void Executor::FinishQueued(const UsePtr& use) {
-  ChunkTask* task = nullptr;
+  Lane* lane = nullptr;
   {
     const absl::MutexLock lock(&mu_);
-    task = TakePosted(use->id());
+    lane = TakePosted(use->id());
   }
-  if (task != nullptr) FinishPosted(*task);
+  if (lane != nullptr) FinishPosted(*lane);
 }
 
 void Executor::Push(DirectQueue& queue, const UsePtr& use) {

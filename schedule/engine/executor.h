@@ -14,9 +14,9 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
-#include "schedule/engine/lane.h"
 #include "schedule/engine/records.h"
 #include "schedule/engine/tensors.h"
+#include "schedule/engine/workspaces.h"
 #include "schedule/hash.h"
 #include "schedule/order/frames.h"
 #include "transport/planes.h"
@@ -31,15 +31,19 @@ using ChunkListener = std::function<void(const StartChunk& start, absl::Status s
 // chunk, before the chunk's ChunkListener.
 using HopListener = std::function<void(const StartChunk& start)>;
 
-// A place for one chunk at a time, which has a lane: the chunk from its start to its end, with the
-// clock and the recorder running. One thread at a time has it.
-class ChunkTask {
+// Lane: a place for one chunk at a time, with a data plane, and on a device a stream. It takes the
+// chunk from its start to its end, with the clock and the recorder running. One thread at a time
+// has it.
+class Lane {
  public:
-  // References outlive it. `row`: of a trace, where no other chunk is meanwhile. `on_hop`: null for
-  // small tensors, which are outside the order.
-  ChunkTask(Lane& lane, int row, const Options& options, Records& records,
-            const HopListener* on_hop)
-      : lane_(lane), row_(row), options_(options), records_(records), on_hop_(on_hop) {}
+  // References outlive it. `slot`: its own in every fence. `on_hop`: null for small tensors, which
+  // are outside the order. Fails with the device.
+  static absl::StatusOr<std::unique_ptr<Lane>> Make(Workspaces& spaces, int slot,
+                                                    const Options& options, Records& records,
+                                                    const HopListener* on_hop);
+  // Another one with the same slot, and on a device with the same stream, where chunks follow one
+  // another. `row`: of a trace, where no other chunk is meanwhile; the slot unless it is given.
+  Lane(const Lane& beside, int row);
 
   // For the executor.
   StartChunk start;                    // its chunk
@@ -53,27 +57,40 @@ class ChunkTask {
   // Begins the chunk; false if the group has failed.
   bool Begin();
   // Works up to the next exchange, and starts it; false: the chunk is done or has failed. The last
-  // one is the flush of the lane's stream, where the plane has such.
+  // one is the flush of the stream, where the plane has such.
   bool Advance();
   // The exchange has ended, with `status`.
   void OnHopEnded();
   // Ends the exchange, and all that follow it, on this thread.
   void WaitForAll();
-  // Ends the lane's part, and returns the chunk's status; if that is bad the lane no longer touches
-  // the tensor.
+  // Ends the chunk here, and returns its status; if that is bad nothing touches the tensor any
+  // more. On a device the work may go on: it is in the tensor's fence.
   absl::Status Finish();
 
  private:
+  Lane(Workspaces& spaces, int slot, const Options& options, Records& records,
+       const HopListener* on_hop)
+      : spaces_(spaces),
+        slot_(slot),
+        row_(slot),
+        options_(options),
+        records_(records),
+        on_hop_(on_hop) {}
+
   void EndStage(Stage stage);
   void Expect(const Reception& reception);
+  absl::Status AwaitStream(const std::shared_ptr<DeviceEvent>& end);
+  DataPlane& plane() { return of_stream_ ? *of_stream_ : spaces_.plane(); }
   const Use& use() const { return UseOf(start); }
 
-  Lane& lane_;
-  const int row_;
+  Workspaces& spaces_;
+  const int slot_, row_;
   const Options& options_;
   Records& records_;
   const HopListener* const on_hop_;
-  Clock::time_point last_;  // end of a stage, where the next one begins
+  std::shared_ptr<DeviceStream> stream_;  // null: the host
+  std::shared_ptr<DataPlane> of_stream_;  // null: the host
+  Clock::time_point last_;                // end of a stage, where the next one begins
   std::unique_ptr<Workspace> space_;
   std::unique_ptr<ChunkRun> run_;
   const Hop* hop_ = nullptr;  // under way
@@ -117,8 +134,8 @@ class IssueOrder {
 // what all ranks have started ends, in whatever order they wait. Thread-safe.
 class Executor {
  public:
-  // References outlive it. `direct_lanes`: of small tensors.
-  Executor(Lanes& lanes, Lanes& direct_lanes, const Options& options, Records& records,
+  // References outlive it. `direct_spaces`: of small tensors.
+  Executor(Workspaces& spaces, Workspaces& direct_spaces, const Options& options, Records& records,
            HopListener on_hop, ChunkListener on_end);
   ~Executor();  // joins its threads
 
@@ -141,28 +158,28 @@ class Executor {
  private:
   struct Worker {
     absl::CondVar handed;
-    ChunkTask* task = nullptr;  // that it was handed
+    Lane* lane = nullptr;  // that it was handed
     std::thread thread;
   };
 
   absl::Status AddLane();
   void AddWorker() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   bool Admit(const StartChunk& start);
-  bool IsDue(const ChunkTask& task) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
-  ChunkTask* TakeDue() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void MakeReady(ChunkTask* task) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  bool IsDue(const Lane& lane) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
+  Lane* TakeDue() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void MakeReady(Lane* lane) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void HandOut() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void LetGoIfOver() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   bool over() const ABSL_SHARED_LOCKS_REQUIRED(mu_) {
-    return closed_ && free_.size() == tasks_.size();
+    return closed_ && free_.size() == lanes_.size();
   }
 
   void Run(Worker& worker);
-  ChunkTask* Next(Worker& worker);
-  void GoOn(ChunkTask& task);
-  bool Issue(ChunkTask& task);
-  void Finish(ChunkTask& task);
-  void Release(ChunkTask& task);
+  Lane* Next(Worker& worker);
+  void GoOn(Lane& lane);
+  bool Issue(Lane& lane);
+  void Finish(Lane& lane);
+  void Release(Lane& lane);
 
   // Small tensors that wait for a thread, which the first of them starts.
   struct DirectQueue {
@@ -176,11 +193,11 @@ class Executor {
   void Post(const UsePtr& use);
   void PostQueued(const UsePtr& use);
   void FinishQueued(const UsePtr& use);
-  ChunkTask& NewDirectTask();
-  ChunkTask* TakePosted(uint64_t id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void FinishPosted(ChunkTask& task);
+  Lane& FreeDirectLane();
+  Lane* TakePosted(uint64_t id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void FinishPosted(Lane& lane);
 
-  Lanes &lanes_, &direct_lanes_;
+  Workspaces &spaces_, &direct_spaces_;
   const DataTraits traits_;
   const Options& options_;
   Records& records_;
@@ -188,22 +205,22 @@ class Executor {
   const ChunkListener on_end_;
   absl::Mutex mu_;
   bool closed_ ABSL_GUARDED_BY(mu_) = false;
-  std::vector<std::unique_ptr<Lane>> made_lanes_ ABSL_GUARDED_BY(mu_);  // one for each of tasks_
-  std::vector<std::unique_ptr<ChunkTask>> tasks_ ABSL_GUARDED_BY(mu_);
-  std::vector<ChunkTask*> free_ ABSL_GUARDED_BY(mu_);
-  std::vector<ChunkTask*> ready_ ABSL_GUARDED_BY(mu_);  // no worker was idle, or they are not due
-  IssueOrder order_ ABSL_GUARDED_BY(mu_);               // Matching::kByOrder only
+  std::vector<std::unique_ptr<Lane>> lanes_ ABSL_GUARDED_BY(mu_);
+  std::vector<Lane*> free_ ABSL_GUARDED_BY(mu_);
+  std::vector<Lane*> ready_ ABSL_GUARDED_BY(mu_);  // no worker was idle, or they are not due
+  IssueOrder order_ ABSL_GUARDED_BY(mu_);          // Matching::kByOrder only
   std::vector<std::unique_ptr<Worker>> workers_ ABSL_GUARDED_BY(mu_);
   // The one that has waited longest comes first: a chunk that always went to the same thread would
   // stay on one core, beside the data plane's own thread.
   RingQueue<Worker*> idle_ ABSL_GUARDED_BY(mu_);
 
-  std::unique_ptr<Lane> direct_lane_;  // null where no small tensor goes at once
   // By id, until a thread finishes the tensor; null while it is queued for its exchange to begin.
-  RecycledMap<ChunkTask*> direct_ ABSL_GUARDED_BY(mu_);
+  RecycledMap<Lane*> direct_ ABSL_GUARDED_BY(mu_);
   absl::CondVar posted_;
-  std::vector<std::unique_ptr<ChunkTask>> direct_tasks_ ABSL_GUARDED_BY(mu_);
-  std::vector<ChunkTask*> free_direct_ ABSL_GUARDED_BY(mu_);
+  // One for each small tensor under way, all on the stream of the first. None where no small tensor
+  // goes at once.
+  std::vector<std::unique_ptr<Lane>> direct_lanes_ ABSL_GUARDED_BY(mu_);
+  std::vector<Lane*> free_direct_ ABSL_GUARDED_BY(mu_);
   DirectQueue to_post_ ABSL_GUARDED_BY(mu_) = {&Executor::PostQueued};
   DirectQueue to_finish_ ABSL_GUARDED_BY(mu_) = {&Executor::FinishQueued};
 };

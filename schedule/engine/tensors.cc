@@ -130,7 +130,7 @@ bool Bucket::Matches(const BucketRequest& request) const {
                              request.segments.end());
 }
 
-ChunkJob Bucket::JobOf(uint32_t number, uint64_t step, const BucketMemory& kept,
+ChunkJob Bucket::JobOf(uint32_t number, uint64_t step, const BucketMemory* kept,
                        const Options& options) const {
   const Chunk& chunk = partition_.chunks[number];
   CodecPair codec = options.codecs[chunk.codec];
@@ -139,14 +139,15 @@ ChunkJob Bucket::JobOf(uint32_t number, uint64_t step, const BucketMemory& kept,
   ChunkJob job;
   job.codec = codec;
   job.chunk = &chunk;
-  job.residual = feedback ? kept.residual.get() : nullptr;
   job.momentum = options.momentum;
-  job.momentum.velocity = kept.array(0);
-  job.undo = kept.undo.get();
   job.scale = scale_;
-  job.carried = kept.carried == nullptr ? nullptr : kept.carried.get() + number;
   job.tensor = report_.key;
   job.step = step;
+  if (kept == nullptr) return job;
+  if (feedback) job.residual = kept->residual.get();
+  job.momentum.velocity = kept->array(0);
+  job.undo = kept->undo.get();
+  if (kept->carried != nullptr) job.carried = kept->carried.get() + number;
   return job;
 }
 
@@ -164,7 +165,8 @@ void Bucket::Rehearse(const Options& options, const Membership& members, const D
   const std::vector<Range> all = {{0, report_.numel}};
   const bool may_be_absent = collective_ == Collective::kAllReduce;
   for (uint32_t number = 0; number < report_.chunks; ++number) {
-    ChunkJob job = JobOf(number, 0, kept, options);  // of the first step, when a warm-up sends most
+    ChunkJob job =
+        JobOf(number, 0, &kept, options);  // of the first step, when a warm-up sends most
     job.input = {somewhere, report_.numel, static_cast<DType>(report_.dtype)};
     job.output = job.input;
     job.output.numel = output_numel_;
@@ -186,7 +188,7 @@ void Bucket::RangesOf(std::span<const uint32_t> segments, std::vector<Range>* ra
 }
 
 ChunkJob Use::JobOf(uint32_t chunk, const Options& options) const {
-  ChunkJob job = bucket->JobOf(chunk, step, memory, options);
+  ChunkJob job = bucket->JobOf(chunk, step, memory.get(), options);
   job.tag = bucket->TagOf(id(), chunk);
   job.input = input;
   job.output = output;
@@ -314,7 +316,7 @@ absl::StatusOr<UsePtr> Tensors::Begin(const std::shared_ptr<const Bucket>& bucke
   }
   if (status.ok()) status = Commit(use);
   if (status.ok()) return use;
-  use->memory = {};
+  use->memory.reset();
   const absl::MutexLock lock(&mu_);
   NameOf(*bucket).claimed = false;
   return status;
@@ -341,7 +343,7 @@ UsePtr Tensors::Claim(const std::shared_ptr<const Bucket>& bucket) {
       name.last = use;
     }
   }
-  if (use->bucket != bucket) use->bound = {};
+  if (use->bucket != bucket) use->bound.reset();
   use->bucket = bucket;
   use->label = bucket->key();
   use->Renew();
@@ -368,9 +370,11 @@ absl::Status Tensors::Prepare(const Submission& submission, Use& use) {
   return caller->status();
 }
 
+// Residuals that have not moved are found without a look-up.
 absl::Status Tensors::Bind(Use& use) {
   turn_.Enter();
-  absl::StatusOr<BucketMemory> memory = BindInTurn(*use.bucket, use.bound);
+  absl::StatusOr<std::shared_ptr<const BucketMemory>> memory = use.bound.lock();
+  if (*memory == nullptr) memory = feedback_.Bind(use.bucket->key(), use.bucket->layout());
   turn_.Exit();
   if (absl::IsFailedPrecondition(memory.status())) {
     return absl::InvalidArgumentError(
@@ -384,37 +388,15 @@ absl::Status Tensors::Bind(Use& use) {
                                      "': ", std::string(memory.status().message())));
   }
   use.memory = *std::move(memory);
-  use.fence = use.memory.fence;
+  use.bound = use.memory;
+  use.fence = use.memory->fence;
   return absl::OkStatus();
-}
-
-// A bucket whose residuals have not moved finds them by a comparison of one number.
-absl::StatusOr<BucketMemory> Tensors::BindInTurn(const Bucket& bucket, BoundMemory& bound) {
-  if (bound.generation == feedback_.generation()) {
-    BucketMemory memory{.residual = bound.residual.lock(),
-                        .arrays = {},
-                        .carried = bound.carried.lock(),
-                        .fence = bound.fence,
-                        .undo = bound.undo};
-    for (const auto& array : bound.arrays) memory.arrays.push_back(array.lock());
-    return memory;
-  }
-  absl::StatusOr<BucketMemory> memory = feedback_.Bind(bucket.key(), bucket.layout());
-  if (memory.ok()) {
-    bound = {.generation = feedback_.generation(),
-             .residual = memory->residual,
-             .carried = memory->carried,
-             .arrays = {memory->arrays.begin(), memory->arrays.end()},
-             .fence = memory->fence,
-             .undo = memory->undo};
-  }
-  return memory;
 }
 
 absl::Status Tensors::Commit(const UsePtr& use) {
   const absl::MutexLock lock(&mu_);
   if (!closed_.ok()) return closed_;
-  if (use->memory.undo != nullptr) use->memory.undo->Begin();
+  if (use->memory != nullptr && use->memory->undo != nullptr) use->memory->undo->Begin();
   Number(*use);
   in_flight_.Insert(use->id()) = use;
   return absl::OkStatus();
@@ -437,7 +419,7 @@ void Tensors::Number(Use& use) {
 }
 
 void Tensors::Remove(Use& use) {
-  use.memory = {};
+  use.memory.reset();
   const absl::MutexLock lock(&mu_);
   if (UsePtr* const found = in_flight_.Find(use.id()); found != nullptr) found->reset();
   in_flight_.Erase(use.id());

@@ -20,7 +20,7 @@
 #include "compress/error_feedback.h"
 #include "schedule/collective/algorithm.h"
 #include "schedule/collective/partition.h"
-#include "schedule/engine/lane.h"
+#include "schedule/engine/workspaces.h"
 #include "schedule/hash.h"
 #include "schedule/options.h"
 #include "schedule/order/frames.h"
@@ -50,9 +50,9 @@ class Bucket {
   // Finds how much memory its chunks take on a device. To be called before it is shared.
   void Rehearse(const Options& options, const Membership& members, const Device& device);
 
-  // All of a chunk's job that follows from the bucket, the step and what is kept of the bucket;
-  // tag, tensors and absent elements are the use's.
-  ChunkJob JobOf(uint32_t chunk, uint64_t step, const BucketMemory& kept,
+  // All of a chunk's job that follows from the bucket, the step and what is kept of the bucket
+  // (null: nothing); tag, tensors and absent elements are the use's.
+  ChunkJob JobOf(uint32_t chunk, uint64_t step, const BucketMemory* kept,
                  const Options& options) const;
 
   // True if the request describes this very bucket.
@@ -99,16 +99,6 @@ class Bucket {
 class Use;
 using UsePtr = std::shared_ptr<Use>;
 
-// Where a bucket's residuals were found last. It does not keep them: residuals that somebody holds
-// can't move to another bucket.
-struct BoundMemory {
-  uint64_t generation = 0;  // of ErrorFeedback; 0: never bound
-  std::weak_ptr<float[]> residual, carried;
-  absl::InlinedVector<std::weak_ptr<float[]>, 2> arrays;
-  std::shared_ptr<Fence> fence;
-  std::shared_ptr<UndoLog> undo;
-};
-
 // One use of a bucket, from its submission until its memory is the caller's again: the caller has
 // it to wait for. Dropping it does not cancel the collective. A named bucket uses its object again
 // once nobody else holds it.
@@ -122,8 +112,10 @@ class Use final : public std::enable_shared_from_this<Use> {
   void* stream = nullptr;              // the caller's
   std::shared_ptr<DeviceEvent> ready;  // on a device: the caller's work on the input
   std::shared_ptr<Fence> fence;        // the engine's on input, output, residual and momentum
-  BoundMemory bound;
-  BucketMemory memory;
+  std::shared_ptr<const BucketMemory> memory;  // while it is in flight; null: nothing is kept
+  // The same between uses. It does not keep it: residuals that somebody holds can't move to another
+  // bucket, and once they have moved this is empty.
+  std::weak_ptr<const BucketMemory> bound;
   std::vector<Range> absent;  // elements, in the partition's order, that this rank has nothing for
   uint64_t step = 0;
   float divisor = 0.0f;  // of the mean, in place of the bucket's; 0: the bucket's
@@ -236,8 +228,6 @@ class Tensors {
   UsePtr Claim(const std::shared_ptr<const Bucket>& bucket);
   absl::Status Prepare(const Submission& submission, Use& use);
   absl::Status Bind(Use& use);
-  absl::StatusOr<BucketMemory> BindInTurn(const Bucket& bucket, BoundMemory& bound)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(turn_);
   absl::Status Commit(const UsePtr& use);
   void Number(Use& use) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 

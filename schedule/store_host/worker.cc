@@ -219,9 +219,10 @@ absl::Status StoreWorker::Init(std::span<const Value> values) {
     if (!key.has_residual()) continue;
     BucketLayout whole;
     whole.segments.push_back({key.name, 0, key.numel, key.numel});
-    absl::StatusOr<BucketMemory> memory = feedback_.Bind(key.name, whole);
+    const absl::StatusOr<std::shared_ptr<const BucketMemory>> memory =
+        feedback_.Bind(key.name, whole);
     if (!memory.ok()) return memory.status();
-    residuals.back() = memory->residual;
+    residuals.back() = {*memory, (*memory)->residual.get()};
   }
   {
     const absl::MutexLock lock(&mu_);

@@ -21,7 +21,7 @@ constexpr size_t kNumel = 60000;
 struct Rank {
   std::vector<float> input, output, residual;
   DeviceStream* stream = nullptr;  // of a device made of CPU threads; null: the host
-  Scratch scratch;
+  std::unique_ptr<Workspace> space;
   std::unique_ptr<ChunkRun> run;
   const Hop* hop = nullptr;
 };
@@ -45,7 +45,9 @@ std::vector<double> Exchange(const Partition& partition, const CodecPair& codec,
                        .absent = {},
                        .scale = scale};
     const Backend& backend = rank.stream == nullptr ? CpuBackend() : rank.stream->backend();
-    rank.run = chunk.algorithm->begin(job, {backend, rank.scratch, {r, world}});
+    rank.run.reset();
+    rank.space = std::make_unique<Workspace>(backend, Membership{r, world});
+    rank.run = chunk.algorithm->begin(job, *rank.space);
   }
   std::vector<double> sent;
   for (;;) {

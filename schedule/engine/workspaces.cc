@@ -1,4 +1,4 @@
-#include "schedule/engine/lane.h"
+#include "schedule/engine/workspaces.h"
 
 #include <algorithm>
 #include <utility>
@@ -25,6 +25,23 @@ bool LieInScratch(const Hop& hop, int rank) {
   return true;
 }
 
+// A workspace on a device, with codecs and memory of its own.
+struct InSlab final : Workspace {
+  InSlab(std::unique_ptr<Backend> codecs, const Membership& members, MutableBytes memory, Slab slab,
+         SlabPool& pool)
+      : Workspace(*codecs, members, memory),
+        codecs(std::move(codecs)),
+        slab(std::move(slab)),
+        pool(&pool) {}
+  // The device has no memory left: whoever takes scratch finds that status there.
+  InSlab(std::unique_ptr<Backend> codecs, const Membership& members, absl::Status reason)
+      : Workspace(*codecs, members, std::move(reason)), codecs(std::move(codecs)) {}
+
+  const std::unique_ptr<Backend> codecs;
+  Slab slab;
+  SlabPool* const pool = nullptr;  // of the slab
+};
+
 }  // namespace
 
 ChunkMemory ChunkMemory::Most(const ChunkMemory& a, const ChunkMemory& b) {
@@ -34,11 +51,10 @@ ChunkMemory ChunkMemory::Most(const ChunkMemory& a, const ChunkMemory& b) {
 
 ChunkMemory MemoryOf(const ChunkJob& job, const Membership& members, const Device& device) {
   const std::unique_ptr<Rehearsal> rehearsal = device.Rehearse();
-  Scratch endless(EndlessScratch());
+  Workspace endless(rehearsal->backend(), members, EndlessScratch());
   ChunkMemory most;
   {
-    const std::unique_ptr<ChunkRun> run =
-        job.chunk->algorithm->begin(job, {rehearsal->backend(), endless, members});
+    const std::unique_ptr<ChunkRun> run = job.chunk->algorithm->begin(job, endless);
     for (;;) {
       const absl::StatusOr<const Hop*> hop = run->Advance();
       if (!hop.ok() || *hop == nullptr) break;
@@ -52,33 +68,36 @@ ChunkMemory MemoryOf(const ChunkJob& job, const Membership& members, const Devic
   return most;
 }
 
-Lanes::Pools::Pools(Device& device, DataPlane* plane)
+Workspaces::Pools::Pools(Device& device, DataPlane* plane)
     : on_device(device, SlabPool::Memory::kDevice), pinned(device, SlabPool::Memory::kPinned) {
   StreamPlane* const streams = plane == nullptr ? nullptr : plane->of_streams();
   if (streams == nullptr || !streams->traits().allocates) return;
   of_plane.emplace([streams](size_t bytes) { return streams->Allocate(bytes); });
 }
 
-Lanes::Lanes(Device* device, DataPlane* plane, std::chrono::milliseconds patience)
-    : device_(device), plane_(plane), patience_(patience) {
+Workspaces::Workspaces(Device* device, DataPlane* plane, std::chrono::milliseconds patience)
+    : device_(device),
+      plane_(plane),
+      members_(plane == nullptr ? Membership{} : plane->members()),
+      patience_(patience) {
   if (device != nullptr) pools_.emplace(*device, plane);
 }
 
 // Blocks of the plane's own memory may not meet any others: a chunk that sends or receives tensors
 // as they are has none at all.
-SlabPool& Lanes::PoolFor(const ChunkMemory& size) {
+SlabPool& Workspaces::PoolFor(const ChunkMemory& size) {
   const bool of_plane = pools_->of_plane.has_value() && size.blocks_in_scratch;
   return of_plane ? *pools_->of_plane : pools_->on_device;
 }
 
-absl::Status Lanes::Reserve(uint64_t user, const ChunkMemory& size) {
+absl::Status Workspaces::Reserve(uint64_t user, const ChunkMemory& size) {
   absl::Status status = PoolFor(size).Reserve(user, size.on_device());
   const bool staged = plane_ != nullptr && plane_->traits().memory == Memory::kHost;
   if (!status.ok() || !staged) return status;
   return pools_->pinned.Reserve(user, size.pinned);
 }
 
-absl::Status Lanes::ReserveForAll(const ChunkMemory& size) {
+absl::Status Workspaces::ReserveForAll(const ChunkMemory& size) {
   int chunks;
   {
     const absl::MutexLock lock(&mu_);
@@ -90,7 +109,7 @@ absl::Status Lanes::ReserveForAll(const ChunkMemory& size) {
   return ReserveFrom(0, chunks, {&size, 1});
 }
 
-absl::Status Lanes::SetAtOnce(int chunks) {
+absl::Status Workspaces::SetAtOnce(int chunks) {
   std::vector<ChunkMemory> reserved;
   int before;
   {
@@ -102,7 +121,7 @@ absl::Status Lanes::SetAtOnce(int chunks) {
   return ReserveFrom(before, chunks, reserved);
 }
 
-absl::Status Lanes::ReserveFrom(int first, int chunks, std::span<const ChunkMemory> reserved) {
+absl::Status Workspaces::ReserveFrom(int first, int chunks, std::span<const ChunkMemory> reserved) {
   for (int chunk = first; chunk < chunks; ++chunk) {
     for (const ChunkMemory& size : reserved) {
       absl::Status status = Reserve(chunk, size);
@@ -112,7 +131,7 @@ absl::Status Lanes::ReserveFrom(int first, int chunks, std::span<const ChunkMemo
   return absl::OkStatus();
 }
 
-std::unique_ptr<Workspace> Lanes::Take(const ChunkMemory& size, DeviceStream* stream) {
+std::unique_ptr<Workspace> Workspaces::Take(const ChunkMemory& size, DeviceStream* stream) {
   if (stream != nullptr) return TakeOnDevice(size, *stream);
   {
     const absl::MutexLock lock(&mu_);
@@ -122,29 +141,29 @@ std::unique_ptr<Workspace> Lanes::Take(const ChunkMemory& size, DeviceStream* st
       return spare;
     }
   }
-  return std::make_unique<Workspace>();
+  return std::make_unique<Workspace>(CpuBackend(), members_);
 }
 
-std::unique_ptr<Workspace> Lanes::TakeOnDevice(const ChunkMemory& size, DeviceStream& stream) {
-  Slab slab;
+std::unique_ptr<Workspace> Workspaces::TakeOnDevice(const ChunkMemory& size, DeviceStream& stream) {
   SlabPool& pool = PoolFor(size);
+  Slab slab;
   if (size.on_device() > 0) {
     absl::StatusOr<Slab> taken = pool.Take(size.on_device());
-    if (!taken.ok()) return std::make_unique<Workspace>(taken.status(), stream);
+    if (!taken.ok())
+      return std::make_unique<InSlab>(stream.BackendIn({}), members_, taken.status());
     slab = *std::move(taken);
   }
   stream.WaitFor(slab.used);
   const MutableBytes memory(slab.memory.get(), size.on_device());
-  auto space = std::make_unique<Workspace>(memory, size, stream);
-  space->slab_ = std::move(slab);
-  space->pool_ = &pool;
-  return space;
+  return std::make_unique<InSlab>(stream.BackendIn(memory.first(size.room)), members_,
+                                  memory.subspan(size.room), std::move(slab), pool);
 }
 
-void Lanes::Give(std::unique_ptr<Workspace> lent, std::shared_ptr<DeviceEvent> used) {
-  if (pools_.has_value()) {
-    Slab slab = std::move(lent->slab_);
-    SlabPool* const pool = lent->pool_;
+void Workspaces::Give(std::unique_ptr<Workspace> lent, std::shared_ptr<DeviceEvent> used) {
+  if (device_ != nullptr) {
+    auto& in_slab = static_cast<InSlab&>(*lent);
+    Slab slab = std::move(in_slab.slab);
+    SlabPool* const pool = in_slab.pool;
     lent.reset();
     slab.used = std::move(used);
     if (pool != nullptr) pool->Give(std::move(slab));
@@ -154,52 +173,9 @@ void Lanes::Give(std::unique_ptr<Workspace> lent, std::shared_ptr<DeviceEvent> u
   of_host_.push_back(std::move(lent));
 }
 
-absl::StatusOr<std::unique_ptr<Lane>> Lanes::Make(int slot) {
-  std::unique_ptr<Lane> lane(new Lane(*this, slot));
-  if (device_ == nullptr) return lane;
-  absl::StatusOr<std::unique_ptr<DeviceStream>> stream = device_->MakeStream();
-  if (!stream.ok()) return stream.status();
-  lane->stream_ = *std::move(stream);
-  if (StreamPlane* const streams = plane_->of_streams()) {
-    lane->of_stream_ = streams->On(*lane->stream_);
-  } else {
-    absl::StatusOr<std::unique_ptr<Staged>> staged =
-        Staged::Make(*plane_, *device_, *lane->stream_, pools_->pinned, patience_);
-    if (!staged.ok()) return staged.status();
-    lane->of_stream_ = *std::move(staged);
-  }
-  return lane;
-}
-
-std::unique_ptr<Workspace> Lane::Enter(const std::shared_ptr<DeviceEvent>& ready, Fence* fence,
-                                       const ChunkMemory& size) {
-  if (stream_ == nullptr) return lanes_.Take(size, nullptr);
-  stream_->WaitFor(ready);
-  fence->HoldBack(*stream_);
-  return lanes_.Take(size, stream_.get());
-}
-
-absl::Status Lane::Leave(Fence* fence, std::unique_ptr<Workspace> lent, absl::Status status) {
-  std::shared_ptr<DeviceEvent> end;
-  if (stream_ != nullptr) {
-    end = stream_->Record();
-    status = AwaitStream(*fence, end, std::move(status));
-  }
-  lanes_.Give(std::move(lent), std::move(end));
-  return status;
-}
-
-absl::Status Lane::AwaitStream(Fence& fence, const std::shared_ptr<DeviceEvent>& end,
-                               absl::Status status) {
-  if (status.ok()) {
-    fence.Set(slot_, end);
-    status = stream_->status();
-  }
-  if (status.ok()) return status;
-  // A stream that waits for peers comes to its end only when its plane has failed.
-  if (lanes_.traits().memory == Memory::kStream) lanes_.plane_->Abort(status);
-  stream_->Synchronize(Clock::now() + lanes_.patience_).IgnoreError();
-  return status;
+absl::StatusOr<std::unique_ptr<DataPlane>> Workspaces::PlaneOn(DeviceStream& stream) {
+  if (StreamPlane* const streams = plane_->of_streams()) return streams->On(stream);
+  return Staged::Make(*plane_, *device_, stream, pools_->pinned, patience_);
 }
 
 }  // namespace thinwire
