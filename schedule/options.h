@@ -72,7 +72,7 @@ constexpr std::string_view Name(TransportKind kind) {
 // Options that all ranks must hold alike; the handshake compares them.
 struct Agreed {
   // A segment of a request names its codec by index; a request without segments uses the first.
-  std::vector<CodecPair> codecs = {CodecPair{}};
+  std::vector<CodecPair> codecs = std::vector<CodecPair>(1);
   // Momentum that the engine owns, where feedback on the bare gradient would diverge: see
   // schedule/collective/algorithm.h. A beta of 0 means none; the velocity is each tensor's own.
   Momentum momentum;
