@@ -72,7 +72,7 @@ constexpr std::string_view Name(TransportKind kind) {
 // Options that all ranks must hold alike; the handshake compares them.
 struct Agreed {
   // A segment of a request names its codec by index; a request without segments uses the first.
-  std::vector<CodecPair> codecs = {CodecPair{}};
+  std::vector<CodecPair> codecs = std::vector<CodecPair>(1);
   // Momentum that the engine owns, where feedback on the bare gradient would diverge: see
   // schedule/collective/algorithm.h. A beta of 0 means none; the velocity is each tensor's own.
   Momentum momentum;
@@ -105,8 +105,8 @@ struct Own {
 // Constants, the same on all ranks, which no user can set; tests do.
 struct Tuning {
   // Predicted chunks under way at most, beside those that wait for their rank. The window of bytes
-  // (PredictedQueue) says how many there are; a far link takes as many as are on
-  // their way in its latency: 176 at 25 Gb/s and 15 ms.
+  // (StartQueue) says how many there are; a far link takes as many as are on their way in its
+  // latency: 176 at 25 Gb/s and 15 ms.
   int predicted_lanes = 256;
   // Settle makes chunk_bytes larger in a large world, so that messages hold this on average; see
   // schedule/collective/settle.h. 0, as where the user sets chunk_bytes: never.

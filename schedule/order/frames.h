@@ -86,7 +86,7 @@ static_assert(sizeof(Announcement) == 16 && std::is_trivially_copyable_v<Announc
 struct PredictedChunk {
   uint64_t id = 0;
   uint32_t chunk = 0;
-  uint32_t window_kib = 0;  // of PredictedQueue, in fp32 input
+  uint32_t window_kib = 0;  // of StartQueue, in fp32 input
   uint64_t partition_hash = 0;
   friend bool operator==(const PredictedChunk&, const PredictedChunk&) = default;
 };

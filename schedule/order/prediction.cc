@@ -190,7 +190,7 @@ double PredictEnd(std::span<const ExpectedTensor> tensors, std::span<const Chunk
   const auto find = [&]() -> Next {
     double soonest = kNever;
     size_t ahead = 0;
-    for (size_t place = first; place < order.size() && ahead < PredictedQueue::kAhead; ++place) {
+    for (size_t place = first; place < order.size() && ahead < StartQueue::kAhead; ++place) {
       if (started[place]) continue;
       ++ahead;
       const ExpectedTensor& tensor = tensors[order[place].tensor];

@@ -50,7 +50,7 @@ struct ChunkOfStep {
 std::vector<ChunkOfStep> PredictOrder(std::span<const ExpectedTensor> tensors, Policy policy,
                                       const ExpectedLink& link, double backlog_s);
 
-// When the step ends with chunks that start as PredictedQueue lets them, with hops of `window_s`
+// When the step ends with chunks that start as StartQueue lets them, with hops of `window_s`
 // seconds of the link under way at once. Under p3 that is the end of the forward pass after it,
 // which needs the tensors in the order of their priority; its layers take half of the time by which
 // their tensors follow one another in the backward pass.

@@ -22,28 +22,38 @@ double Seconds(std::chrono::nanoseconds duration) { return 1e-9 * duration.count
 
 }  // namespace
 
-Sequencer::Lead::Lead(int world, const Options& options, std::vector<double> hop_shares)
-    : leader(world, options.policy, options.chunk_bytes * options.lanes),
-      prediction(options, std::move(hop_shares)),
-      predicts(options.predict == Predict::kAlways) {}
+absl::StatusOr<bool> ControlTree::SumUp(int rank, const Report& report) {
+  Reported* tensor = reported_.Find(report.id());
+  if (tensor == nullptr) {
+    tensor = &reported_.Insert(report.id());
+    *tensor = {report, rank, 0};
+  }
+  absl::Status differs = CheckAgreement(tensor->first_rank, tensor->first, rank, report);
+  if (!differs.ok()) return differs;
+  const bool all = ++tensor->reports == std::min(group_, members_.size - head());
+  if (all) reported_.Erase(report.id());
+  return all;
+}
 
 Sequencer::Sequencer(const Membership& members, const Options& options, Matching matching,
                      std::vector<double> hop_shares, TensorBook* shared)
     : members_(members),
       matching_(matching),
-      lead_(members.rank == 0 ? std::make_unique<Lead>(members.size, options, hop_shares)
-                              : nullptr),
-      tree_(members, options.control_tree_from),
+      predicts_(options.predict == Predict::kAlways),
+      leader_(members.rank == 0 ? std::make_unique<Leader>(members.size, options.policy,
+                                                           options.chunk_bytes * options.lanes)
+                                : nullptr),
+      prediction_(members.rank == 0 ? std::make_unique<Prediction>(options, hop_shares) : nullptr),
       alone_(shared == nullptr ? std::make_unique<TensorBook>(members.rank, 1) : nullptr),
       book_(shared == nullptr ? *alone_ : *shared),
       starts_(members.rank, options, matching, std::move(hop_shares), book_, outbox_),
-      group_(static_cast<int>(tree_.GroupOf(members.rank).size())),
+      tree_(members, options.control_tree_from),
       roll_(members.rank == 0 ? members.size : 1, kPause * Seconds(options.timeout),
             AnswerPatience(Seconds(options.timeout))),
       options_(options) {}
 
 void Sequencer::Begin(double now) {
-  for (int peer = 1; lead_ != nullptr && peer < members_.size; ++peer) {
+  for (int peer = 1; leader_ != nullptr && peer < members_.size; ++peer) {
     roll_.AskNow(peer, now);
     outbox_.Send(peer, FrameType::kPing);
   }
@@ -56,7 +66,7 @@ void Sequencer::OnPong(int peer, double now) {
     return;
   }
   if (!roll_.measured() || options_.predict != Predict::kWhenFar) return;
-  lead_->predicts = roll_.latency_s() > Seconds(options_.far);
+  predicts_ = roll_.latency_s() > Seconds(options_.far);
 }
 
 void Sequencer::OnSubmit(std::shared_ptr<const Report> submitted, double now,
@@ -68,16 +78,13 @@ void Sequencer::OnSubmit(std::shared_ptr<const Report> submitted, double now,
                 .reported = reported,
                 .host = std::move(host),
                 .submitted = now});
-  if (lead_ != nullptr) {
-    uint64_t* const calls = lead_->calls.Find(report.key);
-    (calls != nullptr ? *calls : lead_->calls.Insert(report.key)) = report.call + 1;
-  }
+  if (leader_ != nullptr) leader_->OnSubmitted(report);
   if (reported) SendReport(FrameType::kReport, report, now);
   starts_.Start(now);
 }
 
 void Sequencer::SendReport(FrameType type, const Report& report, double now) {
-  if (lead_ != nullptr) return OnReport(0, type, report, now);
+  if (leader_ != nullptr) return OnReport(0, type, report, now);
   // Rank 0 judges late and overdue tensors, so it must hear of them from each rank.
   const bool in_order = type == FrameType::kReport && report.direct == 0;
   if (in_order && tree_.is_head()) return OnGroupReport(members_.rank, report);
@@ -85,7 +92,7 @@ void Sequencer::SendReport(FrameType type, const Report& report, double now) {
 }
 
 void Sequencer::OnGroupReport(int rank, const Report& report) {
-  const absl::StatusOr<bool> all = group_.Add(rank, report);
+  const absl::StatusOr<bool> all = tree_.SumUp(rank, report);
   if (!all.ok()) return Fail(all.status());
   if (*all) outbox_.Send(0, FrameType::kGroupReport).report = report;
 }
@@ -102,16 +109,16 @@ void Sequencer::ReportAnew() {
 void Sequencer::OnMessage(int from, const OrderMessage& message, double now) {
   switch (message.type) {
     case FrameType::kReport:
-      if (lead_ == nullptr) {
+      if (leader_ == nullptr) {
         if (tree_.HeadOf(from) == members_.rank) OnGroupReport(from, message.report);
         break;
       }
       [[fallthrough]];
     case FrameType::kOverdue:
-      if (lead_ != nullptr) OnReport(from, message.type, message.report, now);
+      if (leader_ != nullptr) OnReport(from, message.type, message.report, now);
       break;
     case FrameType::kGroupReport:
-      if (lead_ != nullptr && tree_.HeadOf(from) == from) {
+      if (leader_ != nullptr && tree_.HeadOf(from) == from) {
         OnReports(tree_.GroupOf(from), message.report, now);
       }
       break;
@@ -121,10 +128,10 @@ void Sequencer::OnMessage(int from, const OrderMessage& message, double now) {
       ReportAnew();
       outbox_.Send(from, FrameType::kPong);
       // A rank that asks rank 0 has a tensor near its deadline, which rank 0 may not have itself.
-      if (lead_ != nullptr) CallRoll(now);
+      if (leader_ != nullptr) CallRoll(now);
       break;
     case FrameType::kPong:
-      if (lead_ != nullptr) {
+      if (leader_ != nullptr) {
         OnPong(from, now);
       } else if (from == 0) {
         roll_.OnAnswer(from, now);
@@ -134,26 +141,21 @@ void Sequencer::OnMessage(int from, const OrderMessage& message, double now) {
     case FrameType::kBye:
     case FrameType::kByeHeard: break;  // not the sequencer's
   }
-  if (lead_ != nullptr) JudgeOverdue(now);
+  if (leader_ != nullptr) JudgeOverdue(now);
   starts_.Start(now);
 }
 
 // A direct or predicted tensor needs no report to finish, so a late one may come when rank 0 is
 // done with it.
 bool Sequencer::FinishedHere(const Report& report) const {
-  const uint64_t* const calls = lead_->calls.Find(report.key);
-  return calls != nullptr && report.call < *calls &&
-         book_.Find(members_.rank, report.id()) == nullptr;
+  return leader_->WasSubmitted(report) && book_.Find(members_.rank, report.id()) == nullptr;
 }
 
 void Sequencer::OnReport(int rank, FrameType type, const Report& report, double now) {
   if (FinishedHere(report)) return;
   if (type == FrameType::kOverdue) {
     CallRoll(now);
-    const auto known = [&](const auto& entry) { return entry.first == report.id(); };
-    if (std::none_of(lead_->overdue.begin(), lead_->overdue.end(), known)) {
-      lead_->overdue.emplace_back(report.id(), now);
-    }
+    leader_->OnOverdue(report.id(), now);
   }
   OnReports({&rank, 1}, report, now);
 }
@@ -161,18 +163,18 @@ void Sequencer::OnReport(int rank, FrameType type, const Report& report, double 
 void Sequencer::OnReports(std::span<const int> ranks, const Report& report, double now) {
   if (FinishedHere(report)) return;
   for (const int rank : ranks) {
-    absl::Status differs = lead_->leader.OnReport(rank, report);
+    absl::Status differs = leader_->OnReport(rank, report);
     if (!differs.ok()) return Fail(std::move(differs));
   }
-  if (ranks.front() == 0) lead_->prediction.OnSubmitted(report, now);
-  if (lead_->leader.AllHave(report.id())) lead_->prediction.OnReady(report.id(), now);
+  if (ranks.front() == 0) prediction_->OnSubmitted(report, now);
+  if (leader_->AllHave(report.id())) prediction_->OnReady(report.id(), now);
   Announce();
   Predict();
 }
 
 void Sequencer::Announce() {
   announcing_.clear();
-  lead_->leader.Next(&announcing_);
+  leader_->Next(&announcing_);
   if (announcing_.empty()) return;
   starts_.Append(announcing_);
   PassOn(announcing_);
@@ -192,48 +194,48 @@ void Sequencer::PassOn(const std::vector<PredictedChunk>& chunks) {
 
 // Bytes under way at once: a few chunks, and what else the link carries in that time.
 size_t Sequencer::WindowBytes(double seconds) const {
-  const double on_their_way = seconds * lead_->prediction.bytes_per_s();
+  const double on_their_way = seconds * prediction_->bytes_per_s();
   return options_.chunk_bytes * options_.lanes + static_cast<size_t>(on_their_way);
 }
 
 void Sequencer::Predict() {
   // In one order for all chunks, those of this step that are announced later would wait for those
   // of the next step, which ranks may submit only when this one is done.
-  if (matching_ == Matching::kByOrder && !lead_->leader.AllAnnounced()) return;
-  Prediction::NextStep step = lead_->prediction.Next();
-  if (step.chunks.empty() || !lead_->predicts) return;
+  if (matching_ == Matching::kByOrder && !leader_->AllAnnounced()) return;
+  Prediction::NextStep step = prediction_->Next();
+  if (step.chunks.empty() || !predicts_) return;
   // If steps overlap, a tensor of the next one may be announced already, or over.
   for (const Report& tensor : step.tensors) {
-    if (!lead_->leader.AllHave(tensor.id()) && !FinishedHere(tensor)) lead_->leader.Expect(tensor);
+    if (!leader_->AllHave(tensor.id()) && !FinishedHere(tensor)) leader_->Expect(tensor);
   }
   std::erase_if(step.chunks,
-                [this](const PredictedChunk& chunk) { return !lead_->leader.Expects(chunk.id); });
+                [this](const PredictedChunk& chunk) { return !leader_->Expects(chunk.id); });
   if (step.chunks.empty()) return;
   starts_.Append(step.chunks);
   PassOn(step.chunks);
 }
 
 void Sequencer::EndStep(double now) {
-  if (lead_ == nullptr) return;
-  if (const Report* const left_out = lead_->leader.Unreported(0)) {
+  if (leader_ == nullptr) return;
+  if (const Report* const left_out = leader_->Unreported(0)) {
     Fail(absl::FailedPreconditionError(absl::StrCat(
         "tensor '", left_out->name, "' was predicted from the step before, but rank 0 ended its ",
         "step without having submitted it; call with the same tensors in every step that ",
         "end_step() ends")));
   }
-  lead_->prediction.EndStep(now);
+  prediction_->EndStep(now);
   // An announcement's way there, and its end's way back.
-  lead_->leader.SetWindow(WindowBytes(2 * roll_.latency_s()));
+  leader_->SetWindow(WindowBytes(2 * roll_.latency_s()));
   Predict();
   starts_.Start(now);
 }
 
 void Sequencer::ForgetStep(double now) {
-  if (lead_ != nullptr) lead_->prediction.ForgetStep(now);
+  if (leader_ != nullptr) prediction_->ForgetStep(now);
 }
 
 void Sequencer::OnOrder(int from, const OrderMessage& message) {
-  if (from != tree_.parent() || lead_ != nullptr) {
+  if (from != tree_.parent() || leader_ != nullptr) {
     return Fail(absl::FailedPreconditionError(
         absl::StrCat("rank ", from, " sent an order of chunks to rank ", members_.rank,
                      ", expected one from rank ", tree_.parent(), " alone", kSameVersion)));
@@ -254,16 +256,16 @@ void Sequencer::OnHopDone(const StartChunk& chunk, double now) {
 
 void Sequencer::OnChunkDone(const StartChunk& chunk, bool last, double now) {
   starts_.OnDone(chunk);
-  if (lead_ != nullptr) {
+  if (leader_ != nullptr) {
     const OwnTensor* const own = book_.Find(members_.rank, chunk.id);
     const size_t bytes = own == nullptr ? 0 : ChunkBytes(*own->report);
-    lead_->prediction.OnChunkDone(chunk.started_s, now, bytes);
+    prediction_->OnChunkDone(chunk.started_s, now, bytes);
     // The last rank's report may be slower than its bytes.
-    if (last) lead_->prediction.OnReady(chunk.id, now);
+    if (last) prediction_->OnReady(chunk.id, now);
   }
   if (last) book_.Erase(members_.rank, chunk.id);
-  if (lead_ != nullptr) {
-    lead_->leader.OnChunkDone(chunk.id);
+  if (leader_ != nullptr) {
+    leader_->OnChunkDone(chunk.id);
     Announce();
     Predict();
   }
@@ -272,26 +274,26 @@ void Sequencer::OnChunkDone(const StartChunk& chunk, bool last, double now) {
 
 void Sequencer::OnDirectDone(uint64_t id) {
   book_.Erase(members_.rank, id);
-  if (lead_ != nullptr) lead_->leader.Forget(id);
+  if (leader_ != nullptr) leader_->Forget(id);
 }
 
 void Sequencer::CallRoll(double now) {
-  for (int peer = 0; peer < (lead_ == nullptr ? 1 : members_.size); ++peer) {
+  for (int peer = 0; peer < (leader_ == nullptr ? 1 : members_.size); ++peer) {
     if (peer != members_.rank && roll_.Ask(peer, now)) outbox_.Send(peer, FrameType::kPing);
   }
 }
 
 void Sequencer::OnClock(double now) {
   FindOverdue(now);
-  if (lead_ != nullptr) JudgeOverdue(now);
+  if (leader_ != nullptr) JudgeOverdue(now);
 }
 
 void Sequencer::JudgeOverdue(double now) {
-  for (const auto& [id, since] : lead_->overdue) {
+  for (const auto& [id, since] : leader_->overdue()) {
     const bool late = now >= since + AnswerPatience(Seconds(options_.timeout));
     if (!late && !roll_.IsSettled(now)) continue;
     const std::vector<int> silent = roll_.Silent(now);
-    Fail(lead_->leader.Diagnose(id, silent), static_cast<int>(silent.size()));
+    Fail(leader_->Diagnose(id, silent), static_cast<int>(silent.size()));
   }
 }
 
@@ -319,7 +321,7 @@ void Sequencer::FindOverdue(double now) {
 
 std::string Sequencer::Describe() const {
   std::string text = starts_.Describe();
-  if (lead_ != nullptr) absl::StrAppend(&text, lead_->leader.Describe());
+  if (leader_ != nullptr) absl::StrAppend(&text, leader_->Describe());
   return text;
 }
 
@@ -422,6 +424,19 @@ void Leader::Next(std::vector<Announcement>* order) {
     order->back().drain = follows ? 0 : 1;
     undrained_bytes_ = follows ? bytes : 0;
   }
+}
+
+void Leader::OnSubmitted(const Report& report) { calls_.Insert(report.key) = report.call + 1; }
+
+bool Leader::WasSubmitted(const Report& report) const {
+  const uint64_t* const calls = calls_.Find(report.key);
+  return calls != nullptr && report.call < *calls;
+}
+
+void Leader::OnOverdue(uint64_t id, double now) {
+  const auto known = [id](const Overdue& overdue) { return overdue.id == id; };
+  if (std::any_of(overdue_.begin(), overdue_.end(), known)) return;
+  overdue_.push_back({id, now});
 }
 
 void Leader::OnChunkDone(uint64_t id) {

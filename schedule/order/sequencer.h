@@ -79,10 +79,23 @@ class Leader {
   // True if nothing waits for the window that all ranks have.
   bool AllAnnounced() const { return ready_.empty(); }
 
+  // The leader's own rank has submitted a tensor, in whatever way it goes.
+  void OnSubmitted(const Report& report);
+  // True if that was said of the tensor.
+  bool WasSubmitted(const Report& report) const;
   // A chunk is finished on the leader's own rank, which frees its part of the window.
   void OnChunkDone(uint64_t id);
   // A direct tensor is finished; nothing more is to be known of it.
   void Forget(uint64_t id) { tensors_.Erase(id); }
+
+  // A rank says that the tensor passed its deadline there.
+  void OnOverdue(uint64_t id, double now);
+  // Those of which that was said, since the first time.
+  struct Overdue {
+    uint64_t id;
+    double since;
+  };
+  const std::vector<Overdue>& overdue() const { return overdue_; }
 
   // Why the tensor passed its deadline: a rank that never submitted it, or a predicted tensor
   // before it, or that fell silent. `silent`: the ranks that do not answer. Always an error.
@@ -121,6 +134,8 @@ class Leader {
   uint64_t clock_ = 0;           // counts reports and predictions
   RecycledMap<Tensor> tensors_;  // by id
   std::vector<uint64_t> ready_;  // ids with chunks to announce, in no order
+  RecycledMap<uint64_t> calls_;  // submitted on the leader's own rank, by key
+  std::vector<Overdue> overdue_;
 };
 
 // How long a peer may owe an answer before it is silent, by the group's timeout, in seconds: on a
@@ -203,8 +218,8 @@ class RollCall {
 
 // ControlTree: by which ranks reports go to rank 0 and its announcements come back. In a small
 // world everybody talks to rank 0. In a large one ranks form groups of about sqrt(n) neighbours,
-// and the first of each group, its head, speaks for it; so rank 0 has about 2 sqrt(n) frames to
-// handle for a tensor, in place of 2 (n - 1).
+// and the first of each group, its head, sums their reports up and speaks for it; so rank 0 has
+// about 2 sqrt(n) frames to handle for a tensor, in place of 2 (n - 1).
 class ControlTree {
  public:
   // `from`: the least number of ranks that form groups.
@@ -238,7 +253,18 @@ class ControlTree {
   // Whom this rank passes rank 0's words on to: ranks, or kEveryone in a small world.
   const std::vector<int>& children() const { return children_; }
 
+  // On a head: a rank of its group, which may be itself, reports a tensor, each once. True if all
+  // of the group have reported it now, after which nothing is known of it; FailedPrecondition as
+  // CheckAgreement.
+  absl::StatusOr<bool> SumUp(int rank, const Report& report);
+
  private:
+  struct Reported {
+    Report first;  // as the first rank reported it
+    int first_rank = 0;
+    int reports = 0;
+  };
+
   static int GroupSize(int world, int from) {
     if (world < from) return world;
     return static_cast<int>(std::ceil(std::sqrt(static_cast<double>(world))));
@@ -247,37 +273,7 @@ class ControlTree {
   const Membership members_;
   const int group_;
   std::vector<int> children_;
-};
-
-// The book of a head: which ranks of its group have reported what.
-class GroupReports {
- public:
-  explicit GroupReports(int ranks) : ranks_(ranks) {}
-
-  // Each rank reports a tensor once. True if all of the group have reported it now, after which
-  // nothing is known of it; FailedPrecondition as CheckAgreement.
-  absl::StatusOr<bool> Add(int rank, const Report& report) {
-    Tensor* tensor = tensors_.Find(report.id());
-    if (tensor == nullptr) {
-      tensor = &tensors_.Insert(report.id());
-      *tensor = {report, rank, 0};
-    }
-    absl::Status differs = CheckAgreement(tensor->first_rank, tensor->first, rank, report);
-    if (!differs.ok()) return differs;
-    const bool all = ++tensor->reports == ranks_;
-    if (all) tensors_.Erase(report.id());
-    return all;
-  }
-
- private:
-  struct Tensor {
-    Report first;  // as the first rank reported it
-    int first_rank = 0;
-    int reports = 0;
-  };
-
-  const int ranks_;
-  RecycledMap<Tensor> tensors_;  // by id
+  RecycledMap<Reported> reported_;  // by id, of a head's group
 };
 
 class Sequencer {
@@ -292,7 +288,7 @@ class Sequencer {
 
   // Rank 0 asks its peers for their latency. measured() is true once all have answered.
   void Begin(double now);
-  bool measured() const { return lead_ == nullptr || roll_.measured(); }
+  bool measured() const { return leader_ == nullptr || roll_.measured(); }
 
   // This rank has submitted a tensor. A direct one is reported only when it is late. The sequencer
   // keeps `report`, which nobody changes meanwhile, and `host`, until the tensor is done; `host` is
@@ -322,16 +318,6 @@ class Sequencer {
   std::string Describe() const;
 
  private:
-  // The parts that only rank 0 has.
-  struct Lead {
-    Lead(int world, const Options& options, std::vector<double> hop_shares);
-    Leader leader;
-    Prediction prediction;
-    RecycledMap<uint64_t> calls;  // submitted here, by key
-    bool predicts;
-    std::vector<std::pair<uint64_t, double>> overdue;  // ids, since when
-  };
-
   void SendReport(FrameType type, const Report& report, double now);
   void OnReport(int rank, FrameType type, const Report& report, double now);
   void OnReports(std::span<const int> ranks, const Report& report, double now);
@@ -352,14 +338,15 @@ class Sequencer {
 
   const Membership members_;
   const Matching matching_;
-  const std::unique_ptr<Lead> lead_;  // rank 0
-  const ControlTree tree_;
+  bool predicts_;                         // rank 0's: steps go in the predicted order
+  const std::unique_ptr<Leader> leader_;  // rank 0's, as the next one
+  const std::unique_ptr<Prediction> prediction_;
   const std::unique_ptr<TensorBook> alone_;  // null with a shared book
   TensorBook& book_;
   Outbox outbox_;
   StartQueue starts_;
-  GroupReports group_;  // of a head
-  RollCall roll_;       // of everybody on rank 0, of rank 0 elsewhere
+  ControlTree tree_;
+  RollCall roll_;  // of everybody on rank 0, of rank 0 elsewhere
   const Options options_;
   std::vector<Announcement> announcing_;
 };

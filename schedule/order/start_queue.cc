@@ -7,66 +7,21 @@
 
 namespace thinwire {
 
-PredictedQueue::PredictedQueue(int lanes, std::vector<double> hop_shares)
-    : lanes_(lanes), hop_shares_(std::move(hop_shares)) {
+StartQueue::StartQueue(int rank, const Options& options, Matching matching,
+                       std::vector<double> hop_shares, TensorBook& book, Outbox& outbox)
+    : rank_(rank),
+      lanes_(options.lanes),
+      predicted_lanes_(options.predicted_lanes),
+      chunk_bytes_(options.chunk_bytes),
+      matching_(matching),
+      hop_shares_(std::move(hop_shares)),
+      book_(book),
+      outbox_(outbox) {
   for (const double share : hop_shares_) hops_ += share > 0.0 ? 1 : 0;
   for (size_t hop = hop_shares_.size(); hop-- > 1;) {
     if (hop_shares_[hop - 1] == 0.0) hop_shares_[hop - 1] = hop_shares_[hop];
   }
 }
-
-void PredictedQueue::Append(const PredictedChunk& chunk) {
-  waiting_.push_back(chunk);
-  HoldMore();
-}
-
-void PredictedQueue::HoldMore() {
-  while (held_.size() < std::min(lanes_, started_ + kAhead) && !waiting_.empty()) {
-    held_.push_back({waiting_.front(), next_position_++});
-    waiting_.pop_front();
-  }
-}
-
-size_t PredictedQueue::AtOnce(size_t bytes) const {
-  size_t most = 0;
-  for (const Held& held : held_) most = std::max(most, Window(held.chunk));
-  for (const PredictedChunk& chunk : waiting_) most = std::max(most, Window(chunk));
-  return std::min({lanes_, size(), std::max<size_t>(1, most * hops_ / bytes) + 1});
-}
-
-std::deque<PredictedQueue::Held>::iterator PredictedQueue::Find(uint64_t position) {
-  return std::find_if(held_.begin(), held_.end(),
-                      [position](const Held& held) { return held.position == position; });
-}
-
-void PredictedQueue::EndHop(uint64_t position) {
-  const auto held = Find(position);
-  if (held == held_.end() || held->phase != Phase::kStarted) return;
-  hop_bytes_ -= HopBytes(*held);
-  ++held->hop;
-  hop_bytes_ += HopBytes(*held);
-}
-
-void PredictedQueue::Finish(uint64_t position) {
-  const auto held = Find(position);
-  if (held == held_.end()) return;
-  if (held->phase == Phase::kStarted) {
-    --started_;
-    hop_bytes_ -= HopBytes(*held);
-  }
-  held_.erase(held);
-  HoldMore();
-}
-
-StartQueue::StartQueue(int rank, const Options& options, Matching matching,
-                       std::vector<double> hop_shares, TensorBook& book, Outbox& outbox)
-    : rank_(rank),
-      lanes_(options.lanes),
-      chunk_bytes_(options.chunk_bytes),
-      matching_(matching),
-      book_(book),
-      outbox_(outbox),
-      predicted_(options.predicted_lanes, std::move(hop_shares)) {}
 
 void StartQueue::Append(const std::vector<Announcement>& announcements) {
   // With one lane the next chunk starts when this one is over, so no hop of this one waits for it.
@@ -77,19 +32,35 @@ void StartQueue::Append(const std::vector<Announcement>& announcements) {
 }
 
 void StartQueue::Append(const std::vector<PredictedChunk>& chunks) {
-  for (const PredictedChunk& chunk : chunks) {
-    if (matching_ == Matching::kByTag) {
-      predicted_.Append(chunk);
-    } else {
-      ordered_.Push({.id = chunk.id,
-                     .partition_hash = chunk.partition_hash,
-                     .chunk = chunk.chunk,
-                     .predicted = true});
-    }
-  }
   if (matching_ == Matching::kByTag) {
-    outbox_.Predicted(static_cast<int>(predicted_.AtOnce(chunk_bytes_)));
+    waiting_.insert(waiting_.end(), chunks.begin(), chunks.end());
+    HoldMore();
+    outbox_.Predicted(static_cast<int>(AtOnce()));
+    return;
   }
+  for (const PredictedChunk& chunk : chunks) {
+    ordered_.Push({.id = chunk.id,
+                   .partition_hash = chunk.partition_hash,
+                   .chunk = chunk.chunk,
+                   .predicted = true});
+  }
+}
+
+void StartQueue::HoldMore() {
+  while (held_.size() < std::min(predicted_lanes_, under_way_ + kAhead) && !waiting_.empty()) {
+    held_.push_back({waiting_.front(), next_position_++});
+    waiting_.pop_front();
+  }
+}
+
+// Chunks of full size that are under way at once until the next prediction, if as many are at each
+// hop between nodes; of smaller ones there are more.
+size_t StartQueue::AtOnce() const {
+  size_t most = 0;
+  for (const Held& held : held_) most = std::max(most, Window(held.chunk));
+  for (const PredictedChunk& chunk : waiting_) most = std::max(most, Window(chunk));
+  return std::min({predicted_lanes_, held_.size() + waiting_.size(),
+                   std::max<size_t>(1, most * hops_ / chunk_bytes_) + 1});
 }
 
 void StartQueue::Start(double now) {
@@ -115,11 +86,7 @@ void StartQueue::StartOrdered(double now) {
 }
 
 void StartQueue::StartPredicted(double now) {
-  const auto submitted = [this](uint64_t id) -> const Report* {
-    const OwnTensor* const own = book_.Find(rank_, id);
-    return own == nullptr ? nullptr : own->report.get();
-  };
-  while (const auto next = predicted_.Next(submitted)) {
+  while (const Held* const next = NextPredicted()) {
     const PredictedChunk& chunk = next->chunk;
     OwnTensor* const own = book_.Find(rank_, chunk.id);
     if (own == nullptr) {
@@ -135,6 +102,33 @@ void StartQueue::StartPredicted(double now) {
                    .started_s = now,
                    .host = own->host});
   }
+}
+
+// The next predicted chunk that may start, which counts as started; null if there is none.
+StartQueue::Held* StartQueue::NextPredicted() {
+  bool is_first = true;    // of those that are ready
+  bool overtakes = false;  // one that is not
+  for (Held& held : held_) {
+    if (held.phase == Phase::kPredicted) {
+      const OwnTensor* const own = book_.Find(rank_, held.chunk.id);
+      if (own == nullptr) {
+        overtakes = true;
+        continue;
+      }
+      held.bytes = ChunkBytes(*own->report);
+      held.phase = Phase::kReady;
+    }
+    if (held.phase != Phase::kReady || !std::exchange(is_first, false)) continue;
+    const size_t window = Window(held.chunk) / (overtakes ? 2 : 1);
+    const bool fits = hop_bytes_ == 0 || hop_bytes_ + HopBytes(held) <= window;
+    if (!fits && &held != &held_.front()) continue;
+    held.phase = Phase::kStarted;
+    hop_bytes_ += HopBytes(held);
+    ++under_way_;
+    HoldMore();
+    return &held;
+  }
+  return nullptr;
 }
 
 // Nobody has compared this rank's tensor with the others' yet; the hash of its partition does.
@@ -161,23 +155,42 @@ bool StartQueue::IsLeft(uint32_t chunk, OwnTensor* own) {
   return false;
 }
 
+std::deque<StartQueue::Held>::iterator StartQueue::Find(uint64_t position) {
+  return std::find_if(held_.begin(), held_.end(),
+                      [position](const Held& held) { return held.position == position; });
+}
+
+void StartQueue::OnHopDone(const StartChunk& chunk) {
+  const auto held = Find(chunk.position);
+  if (held == held_.end() || held->phase != Phase::kStarted) return;
+  hop_bytes_ -= HopBytes(*held);
+  ++held->hop;
+  hop_bytes_ += HopBytes(*held);
+}
+
 void StartQueue::OnDone(const StartChunk& chunk) {
   if (chunk.position == 0) {
     --running_;
-  } else {
-    predicted_.Finish(chunk.position);
+    return;
   }
+  const auto held = Find(chunk.position);
+  if (held == held_.end()) return;
+  if (held->phase == Phase::kStarted) {
+    --under_way_;
+    hop_bytes_ -= HopBytes(*held);
+  }
+  held_.erase(held);
+  HoldMore();
 }
 
-void StartQueue::Fail(absl::Status reason) { outbox_.Fail(std::move(reason), 0); }
-
 std::string StartQueue::Describe() const {
-  std::string text = absl::StrCat("order: ", ordered_.size(), " chunks announced and not started, ",
-                                  running_, " running, ", predicted_.size(), " predicted\n");
-  const PredictedChunk* const oldest = predicted_.oldest();
-  if (oldest == nullptr) return text;
-  const OwnTensor* const own = book_.Find(rank_, oldest->id);
-  absl::StrAppend(&text, "the oldest predicted chunk is ", oldest->chunk, " of ",
+  std::string text =
+      absl::StrCat("order: ", ordered_.size(), " chunks announced and not started, ", running_,
+                   " running, ", held_.size() + waiting_.size(), " predicted\n");
+  if (held_.empty()) return text;
+  const PredictedChunk& oldest = held_.front().chunk;
+  const OwnTensor* const own = book_.Find(rank_, oldest.id);
+  absl::StrAppend(&text, "the oldest predicted chunk is ", oldest.chunk, " of ",
                   own == nullptr ? "a tensor that this rank has not submitted"
                                  : absl::StrCat("'", own->report->name, "'"),
                   "\n");

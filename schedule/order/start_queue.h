@@ -1,8 +1,23 @@
 // StartQueue: the chunks that rank 0 has ordered, until they start on this rank and are done.
 //
-// Announced chunks start in the announced order, as many at a time as there are lanes; predicted
-// ones as PredictedQueue says, or, with Matching::kByOrder, among the announced ones. A chunk that
-// cannot be this rank's fails the group. Starts and failures go into the outbox. Not thread-safe.
+// Announced chunks start in the announced order, as many at a time as there are lanes, and with
+// Matching::kByOrder predicted ones stand among them. With kByTag each predicted chunk starts when
+// its rank has submitted it, as a window lets it. A chunk that cannot be this rank's fails the
+// group. Starts and failures go into the outbox. Not thread-safe.
+//
+// A predicted chunk takes its lane before it is ready, and its hops share the link with those of
+// all others. If every lane sent at once, a chunk that is urgent would wait for what the others
+// have sent before it; so only as many bytes are under way as keep the link busy: a window. A chunk
+// counts with the bytes of the hop that it is at. If it counted whole, from its start to its end,
+// the window would have to hold what the link carries in all hops' latencies; a step's first chunks
+// would fill that at once, and then their later hops would stand before what is urgent. All ranks
+// agree on the order of chunks but not on when each is ready, so a window alone could hold what a
+// peer waits for: the oldest chunk that is not finished starts in any case, and is finished on all
+// ranks in the end.
+//
+// A chunk that overtakes another, which its rank has not submitted yet, may fill half of the
+// window. All of it would fill, while a backward pass goes on, with what is ready and not urgent,
+// and then hold what is urgent; none of it would leave the link idle behind a tensor that is late.
 #ifndef THINWIRE_SCHEDULE_ORDER_START_QUEUE_H_
 #define THINWIRE_SCHEDULE_ORDER_START_QUEUE_H_
 
@@ -10,7 +25,6 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -84,120 +98,16 @@ class TensorBook {
   RecycledMap<Row> rows_;  // by id; the values of a spare row are all empty
 };
 
-// A rank's predicted chunks, from the prediction to their end. Those under way hold a lane, and so
-// do the first few that are not; of these the window says which start, once their rank has
-// submitted them. Pure logic, not thread-safe.
-//
-// A predicted chunk takes its lane before it is ready, and its hops share the link with those of
-// all others. If every lane sent at once, a chunk that is urgent would wait for what the others
-// have sent before it; so only as many bytes are under way as keep the link busy: a window. A chunk
-// counts with the bytes of the hop that it is at. If it counted whole, from its start to its end,
-// the window would have to hold what the link carries in all hops' latencies; a step's first chunks
-// would fill that at once, and then their later hops would stand before what is urgent. All ranks
-// agree on the order of chunks but not on when each is ready, so a window alone could hold what a
-// peer waits for: the oldest chunk that is not finished starts in any case, and is finished on all
-// ranks in the end.
-//
-// A chunk that overtakes another, which its rank has not submitted yet, may fill half of the
-// window. All of it would fill, while a backward pass goes on, with what is ready and not urgent,
-// and then hold what is urgent; none of it would leave the link idle behind a tensor that is late.
-class PredictedQueue {
- public:
-  // Chunks that hold a lane before they start. With more of them ranks that are ready with
-  // different chunks start more that their peers do not have yet.
-  static constexpr size_t kAhead = 4;
-
-  // `lanes`: at most, with those under way. `hop_shares`: of a chunk's bytes, by hop; 0 inside
-  // nodes, where a chunk counts with the hop between nodes that it comes to next. Whatever the hops
-  // of a chunk's own algorithm, and whether their ends are heard of, it counts until Finish at
-  // most.
-  PredictedQueue(int lanes, std::vector<double> hop_shares);
-
-  void Append(const PredictedChunk& chunk);
-
-  struct Started {
-    PredictedChunk chunk;
-    uint64_t position;  // in the predicted order, from 1
-  };
-  // The next chunk that may start; it counts as started. `submitted(id)`: this rank's report of a
-  // tensor, or null while it has none.
-  template <typename Submitted>
-  std::optional<Started> Next(Submitted submitted);
-
-  // A hop of a chunk that is under way has ended.
-  void EndHop(uint64_t position);
-  void Finish(uint64_t position);
-
-  // The oldest chunk that is not finished; null if there is none.
-  const PredictedChunk* oldest() const { return held_.empty() ? nullptr : &held_.front().chunk; }
-  size_t size() const { return held_.size() + waiting_.size(); }
-  // Chunks of so many bytes that are under way at once until the next prediction, if as many are at
-  // each hop between nodes; of smaller ones more.
-  size_t AtOnce(size_t bytes) const;
-
- private:
-  enum class Phase { kPredicted, kReady, kStarted };
-  struct Held {
-    PredictedChunk chunk;
-    uint64_t position;
-    Phase phase = Phase::kPredicted;
-    size_t bytes = 0;  // of fp32 input; not before it is ready
-    size_t hop = 0;    // from 0
-  };
-
-  // Bytes of fp32 input whose hops are under way at once as the chunk starts, its own first hop
-  // included, unless it is the oldest or the only one.
-  static size_t Window(const PredictedChunk& chunk) { return size_t{chunk.window_kib} << 10; }
-
-  void HoldMore();
-  std::deque<Held>::iterator Find(uint64_t position);
-  // Bytes of the hop that the chunk is at; 0 behind the last one.
-  size_t HopBytes(const Held& held) const {
-    const double share = held.hop < hop_shares_.size() ? hop_shares_[held.hop] : 0.0;
-    return static_cast<size_t>(share * static_cast<double>(held.bytes));
-  }
-
-  const size_t lanes_;
-  std::vector<double> hop_shares_;      // inside nodes those of the next hop
-  size_t hops_ = 0;                     // between nodes
-  std::deque<PredictedChunk> waiting_;  // for a lane
-  std::deque<Held> held_;               // in the predicted order
-  uint64_t next_position_ = 1;
-  size_t started_ = 0;    // and not finished
-  size_t hop_bytes_ = 0;  // of those, of the hops that they are at
-};
-
-template <typename Submitted>
-std::optional<PredictedQueue::Started> PredictedQueue::Next(Submitted submitted) {
-  bool is_first = true;    // of those that are ready
-  bool overtakes = false;  // one that is not
-  for (Held& held : held_) {
-    if (held.phase == Phase::kPredicted) {
-      const Report* const report = submitted(held.chunk.id);
-      if (report == nullptr) {
-        overtakes = true;
-        continue;
-      }
-      held.bytes = ChunkBytes(*report);
-      held.phase = Phase::kReady;
-    }
-    if (held.phase != Phase::kReady || !std::exchange(is_first, false)) continue;
-    const size_t window = Window(held.chunk) / (overtakes ? 2 : 1);
-    const bool fits = hop_bytes_ == 0 || hop_bytes_ + HopBytes(held) <= window;
-    if (!fits && &held != &held_.front()) continue;
-    held.phase = Phase::kStarted;
-    hop_bytes_ += HopBytes(held);
-    const Started started{held.chunk, held.position};
-    ++started_;
-    HoldMore();
-    return started;
-  }
-  return std::nullopt;
-}
-
 class StartQueue {
  public:
-  // `book` and `outbox` outlive the queue, which counts the started chunks of the rank's tensors.
+  // Predicted chunks that hold a lane before they start. With more of them ranks that are ready
+  // with different chunks start more that their peers do not have yet.
+  static constexpr size_t kAhead = 4;
+
+  // `hop_shares`: of a chunk's bytes, by hop; 0 inside nodes, where a chunk counts with the hop
+  // between nodes that it comes to next. Whatever the hops of a chunk's own algorithm, and whether
+  // their ends are heard of, it counts until OnDone at most. `book` and `outbox` outlive the queue,
+  // which counts the started chunks of the rank's tensors.
   StartQueue(int rank, const Options& options, Matching matching, std::vector<double> hop_shares,
              TensorBook& book, Outbox& outbox);
 
@@ -205,7 +115,7 @@ class StartQueue {
   void Append(const std::vector<PredictedChunk>& chunks);
   // Starts all that may start now.
   void Start(double now);
-  void OnHopDone(const StartChunk& chunk) { predicted_.EndHop(chunk.position); }
+  void OnHopDone(const StartChunk& chunk);
   void OnDone(const StartChunk& chunk);
 
   // Says who waits for what, for people.
@@ -219,21 +129,53 @@ class StartQueue {
     bool drain = true;
     bool predicted = false;
   };
+  enum class Phase { kPredicted, kReady, kStarted };
+  struct Held {
+    PredictedChunk chunk;
+    uint64_t position;  // in the predicted order, from 1
+    Phase phase = Phase::kPredicted;
+    size_t bytes = 0;  // of fp32 input; not before it is ready
+    size_t hop = 0;    // from 0
+  };
+
+  // Bytes of fp32 input whose hops are under way at once as the chunk starts, its own first hop
+  // included, unless it is the oldest or the only one.
+  static size_t Window(const PredictedChunk& chunk) { return size_t{chunk.window_kib} << 10; }
 
   void StartOrdered(double now);
   void StartPredicted(double now);
+  Held* NextPredicted();
+  void HoldMore();
+  std::deque<Held>::iterator Find(uint64_t position);
+  // Bytes of the hop that the chunk is at; 0 behind the last one.
+  size_t HopBytes(const Held& held) const {
+    const double share = held.hop < hop_shares_.size() ? hop_shares_[held.hop] : 0.0;
+    return static_cast<size_t>(share * static_cast<double>(held.bytes));
+  }
+  size_t AtOnce() const;
   bool AsPredicted(const Report& report, uint64_t partition_hash);
   bool IsLeft(uint32_t chunk, OwnTensor* own);
-  void Fail(absl::Status reason);
+  void Fail(absl::Status reason) { outbox_.Fail(std::move(reason), 0); }
 
   const int rank_, lanes_;
+  const size_t predicted_lanes_;
   const size_t chunk_bytes_;
   const Matching matching_;
+  std::vector<double> hop_shares_;  // inside nodes those of the next hop
+  size_t hops_ = 0;                 // between nodes
   TensorBook& book_;
   Outbox& outbox_;
+
   RingQueue<Ordered> ordered_;  // announced, and with kByOrder predicted, not started
   int running_ = 0;             // of what was ordered
-  PredictedQueue predicted_;
+
+  // With kByTag, from the prediction to the end. Those under way hold a lane, and so do the first
+  // few that are not; of these the window says which start.
+  std::deque<PredictedChunk> waiting_;  // for a lane
+  std::deque<Held> held_;               // in the predicted order
+  uint64_t next_position_ = 1;
+  size_t under_way_ = 0;  // chunks that have started and are not done
+  size_t hop_bytes_ = 0;  // of those, of the hops that they are at
 };
 
 }  // namespace thinwire

@@ -1,61 +1,93 @@
 // Which predicted chunks may start, and that what peers wait for always does in the end.
+#include "schedule/order/start_queue.h"
+
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <map>
+#include <deque>
+#include <memory>
 #include <numeric>
 #include <random>
 #include <utility>
 #include <vector>
-
-#include "schedule/order/start_queue.h"
 
 namespace thinwire {
 namespace {
 
 constexpr uint32_t kChunkKiB = 100;
 
-// A rank's queue of chunks 0, 1, … in the predicted order, each the only one of its tensor, and the
-// tensors that the rank has submitted.
+// A rank's queue of predicted chunks, each the only one of its tensor, and the tensors that the
+// rank has submitted. Chunks have the numbers 0, 1, … in the predicted order.
 class Rank {
  public:
+  explicit Rank(int lanes, std::vector<double> hop_shares = {1.0})
+      : queue_(0, OptionsOf(lanes), Matching::kByTag, std::move(hop_shares), book_, outbox_) {}
   Rank(int chunks, int lanes, uint32_t window_kib, std::vector<double> hop_shares = {1.0})
-      : queue_(lanes, std::move(hop_shares)) {
-    for (int chunk = 0; chunk < chunks; ++chunk) {
-      queue_.Append({.id = static_cast<uint64_t>(chunk), .window_kib = window_kib});
+      : Rank(lanes, std::move(hop_shares)) {
+    Predict(std::vector<uint32_t>(chunks, window_kib));
+  }
+
+  // Chunks with these windows. Returns how many may soon be under way together.
+  int Predict(const std::vector<uint32_t>& windows_kib) {
+    std::vector<PredictedChunk> chunks;
+    for (const uint32_t window_kib : windows_kib) {
+      chunks.push_back({.id = ReportOf(static_cast<int>(count_++)).id(), .window_kib = window_kib});
     }
+    queue_.Append(chunks);
+    const int at_once = outbox_.actions().front().at_once;
+    outbox_.Clear();
+    return at_once;
   }
 
   void Submit(int chunk, size_t kib = kChunkKiB) {
-    reports_[chunk].numel = (kib << 10) / sizeof(float);
-    reports_[chunk].chunks = 1;
+    Report report = ReportOf(chunk);
+    report.numel = (kib << 10) / sizeof(float);
+    report.chunks = 1;
+    book_.Insert(0, report.id(), {.report = std::make_shared<const Report>(report)});
   }
 
   // The chunks that start now.
   std::vector<int> Start() {
-    const auto submitted = [this](uint64_t id) {
-      const auto found = reports_.find(id);
-      return found == reports_.end() ? nullptr : &found->second;
-    };
+    queue_.Start(0.0);
     std::vector<int> starting;
-    while (const auto next = queue_.Next(submitted)) {
-      EXPECT_EQ(next->position, next->chunk.id + 1);
-      starting.push_back(static_cast<int>(next->chunk.id));
+    for (const Action& action : outbox_.actions()) {
+      EXPECT_EQ(action.kind, Action::Kind::kStart) << action.reason;
+      const auto chunk = static_cast<int>(action.start.position - 1);
+      EXPECT_EQ(action.start.id, ReportOf(chunk).id());
+      starting.push_back(chunk);
     }
+    outbox_.Clear();
     return starting;
   }
 
-  void EndHop(int chunk) { queue_.EndHop(static_cast<uint64_t>(chunk) + 1); }
-  void Finish(int chunk) { queue_.Finish(static_cast<uint64_t>(chunk) + 1); }
+  void EndHop(int chunk) { queue_.OnHopDone(ChunkAt(chunk)); }
+  void Finish(int chunk) { queue_.OnDone(ChunkAt(chunk)); }
 
  private:
-  PredictedQueue queue_;
-  std::map<uint64_t, Report> reports_;  // by id
+  static Options OptionsOf(int lanes) {
+    Options options;
+    options.predicted_lanes = lanes;
+    options.chunk_bytes = size_t{kChunkKiB} << 10;
+    return options;
+  }
+  static Report ReportOf(int chunk) {
+    Report report;
+    report.key = static_cast<uint64_t>(chunk) + 1;
+    return report;
+  }
+  static StartChunk ChunkAt(int chunk) {
+    return {.id = ReportOf(chunk).id(), .position = static_cast<uint64_t>(chunk) + 1};
+  }
+
+  uint64_t count_ = 0;  // of predicted chunks
+  TensorBook book_{0, 1};
+  Outbox outbox_;
+  StartQueue queue_;
 };
 
 using Chunks = std::vector<int>;
 
-TEST(PredictedQueueTest, AsManyStartAsTheWindowHolds) {
+TEST(StartQueueTest, AsManyStartAsTheWindowHolds) {
   Rank rank(4, 4, 2 * kChunkKiB);
   for (int chunk = 0; chunk < 4; ++chunk) rank.Submit(chunk);
   EXPECT_EQ(rank.Start(), (Chunks{0, 1}));
@@ -66,7 +98,7 @@ TEST(PredictedQueueTest, AsManyStartAsTheWindowHolds) {
 
 // A first hop takes three quarters of a chunk's bytes, and the window has room for two of them, or
 // for one beside two second hops or three. Hops of chunks end in another order than they start.
-TEST(PredictedQueueTest, AChunkCountsWithTheHopThatItIsAt) {
+TEST(StartQueueTest, AChunkCountsWithTheHopThatItIsAt) {
   Rank rank(6, 8, 3 * kChunkKiB / 2, {0.75, 0.25});
   for (int chunk = 0; chunk < 6; ++chunk) rank.Submit(chunk);
   EXPECT_EQ(rank.Start(), (Chunks{0, 1}));
@@ -86,7 +118,7 @@ TEST(PredictedQueueTest, AChunkCountsWithTheHopThatItIsAt) {
 
 // Some chunks have fewer hops than the order expects, or fail half-way, and others have more. All
 // overtake chunk 0, and the window has room for one only while nothing else is under way.
-TEST(PredictedQueueTest, AChunkGivesItsBytesBackHoweverItEnds) {
+TEST(StartQueueTest, AChunkGivesItsBytesBackHoweverItEnds) {
   for (const int hops : {0, 1, 2, 5}) {
     Rank rank(40, 8, kChunkKiB, {0.75, 0.25});
     for (int chunk = 1; chunk < 40; ++chunk) {
@@ -102,7 +134,7 @@ TEST(PredictedQueueTest, AChunkGivesItsBytesBackHoweverItEnds) {
 }
 
 // The oldest chunk that is not finished starts however many bytes are on their later hops.
-TEST(PredictedQueueTest, TheOldestStartsBesideHopsThatFillTheWindow) {
+TEST(StartQueueTest, TheOldestStartsBesideHopsThatFillTheWindow) {
   Rank rank(5, 8, kChunkKiB, {0.1, 0.9});
   for (int chunk = 1; chunk < 5; ++chunk) rank.Submit(chunk);
   EXPECT_EQ(rank.Start(), (Chunks{1, 2, 3, 4}));
@@ -111,7 +143,7 @@ TEST(PredictedQueueTest, TheOldestStartsBesideHopsThatFillTheWindow) {
   EXPECT_EQ(rank.Start(), (Chunks{0}));
 }
 
-TEST(PredictedQueueTest, AHopInsideANodeCountsAsTheNextOneOutside) {
+TEST(StartQueueTest, AHopInsideANodeCountsAsTheNextOneOutside) {
   Rank rank(4, 8, 2 * kChunkKiB, {0.0, 1.0, 0.0});
   for (int chunk = 0; chunk < 4; ++chunk) rank.Submit(chunk);
   EXPECT_EQ(rank.Start(), (Chunks{0, 1}));
@@ -121,7 +153,7 @@ TEST(PredictedQueueTest, AHopInsideANodeCountsAsTheNextOneOutside) {
   EXPECT_EQ(rank.Start(), (Chunks{2})) << "the last hop leaves the link alone";
 }
 
-TEST(PredictedQueueTest, AChunkAboveTheWindowStartsAlone) {
+TEST(StartQueueTest, AChunkAboveTheWindowStartsAlone) {
   Rank rank(3, 4, 50);
   rank.Submit(1);
   rank.Submit(2, 10);
@@ -129,7 +161,7 @@ TEST(PredictedQueueTest, AChunkAboveTheWindowStartsAlone) {
   EXPECT_EQ(rank.Start(), Chunks());
 }
 
-TEST(PredictedQueueTest, WhatIsNotReadyHoldsNobodyUp) {
+TEST(StartQueueTest, WhatIsNotReadyHoldsNobodyUp) {
   Rank rank(3, 4, kChunkKiB);
   rank.Submit(2);
   EXPECT_EQ(rank.Start(), (Chunks{2}));
@@ -143,7 +175,7 @@ TEST(PredictedQueueTest, WhatIsNotReadyHoldsNobodyUp) {
   EXPECT_EQ(rank.Start(), (Chunks{1}));
 }
 
-TEST(PredictedQueueTest, OvertakingFillsHalfOfTheWindow) {
+TEST(StartQueueTest, OvertakingFillsHalfOfTheWindow) {
   Rank rank(6, 8, 4 * kChunkKiB);
   for (int chunk = 1; chunk < 6; ++chunk) rank.Submit(chunk);
   EXPECT_EQ(rank.Start(), (Chunks{1, 2}));
@@ -151,28 +183,17 @@ TEST(PredictedQueueTest, OvertakingFillsHalfOfTheWindow) {
   EXPECT_EQ(rank.Start(), (Chunks{0, 3})) << "nothing is overtaken any more";
 }
 
-TEST(PredictedQueueTest, EachChunkHasTheWindowOfItsPrediction) {
-  PredictedQueue queue(4, {1.0});
-  for (uint64_t id = 0; id < 3; ++id) {
-    queue.Append({.id = id, .window_kib = id < 2 ? kChunkKiB : 2 * kChunkKiB});
-  }
-  Report report;
-  report.numel = (size_t{kChunkKiB} << 10) / sizeof(float);
-  report.chunks = 1;
-  const auto next = [&] {
-    const auto started = queue.Next([&](uint64_t) { return &report; });
-    return started.has_value() ? static_cast<int>(started->chunk.id) : -1;
-  };
-  EXPECT_EQ(queue.AtOnce(size_t{kChunkKiB} << 10), 3u);
-  EXPECT_EQ(next(), 0);
-  EXPECT_EQ(next(), -1) << "as the step before has it";
-  queue.Finish(1);
-  EXPECT_EQ(next(), 1);
-  EXPECT_EQ(next(), 2);
+TEST(StartQueueTest, EachChunkHasTheWindowOfItsPrediction) {
+  Rank rank(4);
+  EXPECT_EQ(rank.Predict({kChunkKiB, kChunkKiB, 2 * kChunkKiB}), 3);
+  for (int chunk = 0; chunk < 3; ++chunk) rank.Submit(chunk);
+  EXPECT_EQ(rank.Start(), (Chunks{0})) << "as the step before has it";
+  rank.Finish(0);
+  EXPECT_EQ(rank.Start(), (Chunks{1, 2}));
 }
 
 // Behind a chunk that is ready and does not fit nothing starts, however small.
-TEST(PredictedQueueTest, ASmallChunkDoesNotOvertakeALargeOne) {
+TEST(StartQueueTest, ASmallChunkDoesNotOvertakeALargeOne) {
   Rank rank(3, 4, 3 * kChunkKiB / 2);
   rank.Submit(0);
   rank.Submit(1);
@@ -184,11 +205,11 @@ TEST(PredictedQueueTest, ASmallChunkDoesNotOvertakeALargeOne) {
 
 // A chunk is finished when all ranks have started it. With fewer lanes than chunks, and windows
 // from none, everything finishes, whatever is ready first on which rank.
-TEST(PredictedQueueTest, RanksThatAreReadyInAnyOrderAllFinish) {
+TEST(StartQueueTest, RanksThatAreReadyInAnyOrderAllFinish) {
   constexpr int kRanks = 3, kChunks = 24, kLanes = 4;
   for (unsigned seed = 0; seed < 2000; ++seed) {
     std::mt19937 random(seed);
-    std::vector<Rank> ranks;
+    std::deque<Rank> ranks;  // which stay where they are
     std::vector<std::vector<int>> unready(kRanks, std::vector<int>(kChunks));
     for (int r = 0; r < kRanks; ++r) {
       ranks.emplace_back(kChunks, kLanes, static_cast<uint32_t>(kChunkKiB * (seed % 4)),
