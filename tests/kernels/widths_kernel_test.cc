@@ -11,8 +11,8 @@ namespace thinwire {
 namespace {
 
 constexpr size_t kBlock = 256;
-constexpr const char* kSpecs[] = {"adaptive:bits=0.5", "adaptive:bits=1,floor=1",
-                                  "adaptive:bits=2.5", "adaptive:bits=6,floor=2,seed=3"};
+constexpr const char* kAdaptive[] = {"adaptive:bits=0.5", "adaptive:bits=1,floor=1",
+                                     "adaptive:bits=2.5", "adaptive:bits=6,floor=2,seed=3"};
 
 class WidthsKernelTest : public KernelsOnDevice {
  protected:
@@ -43,7 +43,7 @@ INSTANTIATE_TEST_SUITE_P(On, WidthsKernelTest, testing::Values("host", "cuda"),
 
 // Heads are all the same, so the threshold leaves bits over, which the first blocks get.
 TEST_P(WidthsKernelTest, EqualBlocksShareWhatIsLeft) {
-  for (const char* spec : kSpecs) {
+  for (const char* spec : kAdaptive) {
     for (const size_t blocks : {1, 2, 15, 16, 17, 255, 257, 4200}) {
       std::vector<float> gradient(blocks * kBlock - 3);
       for (size_t i = 0; i < gradient.size(); ++i) gradient[i] = i % 3 == 0 ? -1.5f : 1.0f;
@@ -64,7 +64,7 @@ TEST_P(WidthsKernelTest, ManyTiles) {
 
 // The bytes that no block can take are zero, wherever they lie.
 TEST_P(WidthsKernelTest, FewBlocksHaveCodes) {
-  for (const char* spec : kSpecs) {
+  for (const char* spec : kAdaptive) {
     for (const float other : {0.0f, 0x1p-120f, INFINITY, NAN, 0x1p127f}) {
       std::vector<float> gradient(90 * kBlock + 7, other);
       for (size_t i = 40 * kBlock; i < 41 * kBlock; ++i) gradient[i] = std::sin(0.1f * i);
@@ -83,13 +83,13 @@ TEST_P(WidthsKernelTest, EveryMagnitude) {
       gradient.push_back(std::ldexp(i % 2 == 0 ? 1.0f : -0.75f, exponent));
     }
   }
-  for (const char* spec : kSpecs) Check(spec, gradient);
+  for (const char* spec : kAdaptive) Check(spec, gradient);
 }
 
 // A decoder takes any heads. (An encoder makes few of them.)
 TEST_P(WidthsKernelTest, AnyBytesDecode) {
   std::mt19937 random(7);
-  for (const char* text : kSpecs) {
+  for (const char* text : kAdaptive) {
     const CodecSpec spec = *CodecSpec::Parse(text);
     const size_t numel = 70 * kBlock + 9;
     std::vector<uint8_t> wire(EncodedBytes(spec, numel));
