@@ -88,9 +88,10 @@ library:
 
 # pip mostly waits for downloads, and tests for one another, so what needs the processors is built beside them: the
 # library beside pip, and at a low priority the sanitizers' programs beside the suites, which come one after another.
+# ALSO=docs builds the documentation beside the last suite.
 test: packages
 	@$(MAKE) --no-print-directory -j3 trainers thread-safety build
-	@$(MAKE) --no-print-directory -j3 IN_TURN=1 test-python test-cpp test-trainers test-asan test-tsan test-neon
+	@$(MAKE) --no-print-directory -j3 IN_TURN=1 test-python test-cpp test-trainers test-asan test-tsan test-neon $(ALSO)
 
 ifdef IN_TURN
 test-cpp test-trainers: | test-python
@@ -98,6 +99,7 @@ test-asan: | test-cpp test-trainers
 test-tsan: | test-asan
 build-tsan: | build-asan
 test-neon: | build-tsan
+docs: | test-asan
 endif
 
 thread-safety: packages

@@ -15,6 +15,8 @@ fi
 as_root=()
 if ((EUID != 0)); then as_root=(sudo); fi
 echo "installing ${missing[*]}"
+exec 9<"$0"
+flock 9  # apt fails at once where another one is at work
 "${as_root[@]}" apt-get update -qq
 DEBIAN_FRONTEND=noninteractive "${as_root[@]}" apt-get install -y -qq --no-install-recommends \
   "${missing[@]}" >/dev/null
