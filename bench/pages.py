@@ -391,7 +391,8 @@ TABLES: Mapping[str, Callable[[], str]] = {
          *by("{gain}", "method", same("int4", "adaptive 2"))], accuracy,
     ),
     "drift": Table(
-        [f"{place}/accuracy/drift/drift.json" for place in (_H200, _XEON)], "model | codec | seeds",
+        [f"{place}/accuracy/drift/drift.json" for place in (_H200, _XEON)]
+        + [f"{_XEON}/accuracy/drift-gradients/drift.json"], "model | codec | seeds",
         each("{model} | {method} | {seeds}"),
         own("training loss over fp32's = {drift_percent:+.2f} ± {standard_error:.2f} %"),
         lambda rows: (row | {"model": _DRIFTING[row["task"]]} for row in rows),
