@@ -88,7 +88,7 @@ library:
 
 # pip mostly waits for downloads, and tests for one another, so what needs the processors is built beside them: the
 # library beside pip, and at a low priority the sanitizers' programs beside the suites, which come one after another.
-# ALSO=docs builds the documentation beside the last suite.
+# `make test ALSO=docs` builds the documentation beside the last suites.
 test: packages
 	@$(MAKE) --no-print-directory -j3 trainers thread-safety build
 	@$(MAKE) --no-print-directory -j3 IN_TURN=1 test-python test-cpp test-trainers test-asan test-tsan test-neon $(ALSO)

@@ -62,8 +62,8 @@ def cells_of(files: Iterable[Iterable[Row]]) -> list[Row]:
 
 
 def counts(found: list[Row]) -> Row:
-    """What the cells' figures come to. near: within 5 % of the best codec that auto may take;
-    taken: those of the others that had taken it."""
+    """Counts the cells. near: those within 5 % of the best codec that auto may take; taken: those
+    of the others that had taken it."""
     ratios = [cell["ratio"] for cell in found]
     far = [cell for cell in found if cell["over_best"] < NEAR_BEST]
     return {
