@@ -19,7 +19,7 @@ from torch.nn.functional import cross_entropy, pad
 
 from bench.accuracy.batched_codecs import through
 from bench.accuracy.tasks import CharLM, Task
-from bench.accuracy.training import POINTS, Method, batches, is_muons, row_of, spec_of
+from bench.accuracy.training import POINTS, Method, batches, is_muons, row_of, spec_of, warm_up_of
 from bench.accuracy.two_hop import BLOCK, TwoHop
 
 _WARM_UP = 3  # steps before a graph is captured: allocations and choices of kernels are made
@@ -63,8 +63,10 @@ class _Cells(nn.Module):
 class ManyTwoHop(TwoHop):
     """The exchanges of many groups at once."""
 
-    def __init__(self, count: int, numel: int, codec: str, feedback: bool) -> None:
-        super().__init__(count, numel, codec, feedback=feedback)
+    def __init__(
+        self, count: int, numel: int, codec: str, feedback: bool, warm_up: int = 0
+    ) -> None:
+        super().__init__(count, numel, codec, feedback=feedback, warm_up=warm_up)
         self._count, self._numel = count, numel
         by_blocks: dict[int, list[int]] = {}  # owners of shards of one length, coded together
         for owner, shard in enumerate(self._shards):
@@ -75,6 +77,7 @@ class ManyTwoHop(TwoHop):
     def all_reduce(self, gradients: Tensor) -> Tensor:
         """The means of (groups, ranks, elements) as (groups, elements)."""
         filled = pad(gradients, (0, -self._numel % BLOCK))
+        first, second = self._hops()
         means: list[Tensor | None] = [None] * self._count
         for place, (blocks, owners) in enumerate(self._alike):
             # (groups, owners, ranks, elements)
@@ -83,7 +86,7 @@ class ManyTwoHop(TwoHop):
                 [_without(parts[:, i], owner) for i, owner in enumerate(owners)], 1
             )
             up, down = self._residuals_at(place, foreign)
-            decoded = through(self._up, foreign, up)
+            decoded = through(first, foreign, up)
             self._clear_tail(owners, decoded, up)
             totals = []
             for i, owner in enumerate(owners):
@@ -93,11 +96,11 @@ class ManyTwoHop(TwoHop):
                 for part in ranks[1:]:
                     total.add_(part)
                 totals.append(total.mul_(1 / self._count))
-            result = through(self._down, torch.stack(totals, 1), down)
+            result = through(second, torch.stack(totals, 1), down)
             self._clear_tail(owners, down)
             for i, owner in enumerate(owners):
                 means[owner] = result[:, i]
-        self._steps += 1
+        self.steps += 1
         return torch.cat(means, 1)[:, : self._numel]
 
     def _clear_tail(self, owners: list[int], *of_owners: Tensor | None) -> None:
@@ -202,7 +205,9 @@ class _Together:
             flags = torch.cat([torch.full((p.numel(),), p.dim() > 1) for p in named.values()])
             self._taken = flags.nonzero().flatten().to(device)
         numel = self.parameters.shape[1] if self._taken is None else len(self._taken)
-        self.group = ManyTwoHop(workers, numel, spec_of(method, task), method.feedback)
+        self.group = ManyTwoHop(
+            workers, numel, spec_of(method, task), method.feedback, warm_up_of(method, task)
+        )
         self._rate = torch.tensor([[trial.rate] for trial in trials], device=device)
         # A step reads rows and factor, and writes losses.
         self.rows = torch.zeros(
@@ -280,14 +285,18 @@ def train_together(
         1,
     ).to(device)
     losses = torch.zeros((task.steps, len(trials)), device=device)
-    step = runs.step
+    changes = {0, warm_up_of(method, task)}  # steps that a new graph begins behind
     for number in range(task.steps):
         runs.rows.copy_(rows[number])
         runs.factor.fill_(task.rate_factor(number))
-        if number == _WARM_UP and device.type == "cuda":
+        runs.group.steps = number  # which a graph does not count
+        if number in changes:
+            step = runs.step
+        if number - _WARM_UP in changes and device.type == "cuda":
             step = _captured(runs.step)
         step()
         losses[number].copy_(runs.losses)
+    runs.group.steps = task.steps
     stats = runs.group.stats()
     ends = [-(-(point + 1) * task.steps // POINTS) for point in range(POINTS)]
     begins = [0, *ends[:-1]]

@@ -22,7 +22,8 @@ class Method:
     """A way of exchanging gradients. owns_momentum: the group holds it, not the optimizer. delay:
     of one step, after a tenth of the run, in which workers move their weights by the optimizer's
     step with their own gradient, as compress(..., delay=1) does. bf16: gradients are rounded to it
-    before, as mixed precision does. exact_1d: norms and biases are exchanged in fp32."""
+    before, as mixed precision does. exact_1d: norms and biases are exchanged in fp32. warm_up: the
+    part of the run that goes in int8 before the codec takes over."""
 
     name: str
     codec: str
@@ -31,6 +32,7 @@ class Method:
     delay: bool = False
     bf16: bool = False
     exact_1d: bool = False
+    warm_up: float = 0.0
 
 
 METHODS = {
@@ -75,13 +77,23 @@ FINER = (
     Method("int4 block 128", "int4:block=128"),
     Method("int4 down int8", "int4:down=int8"),
 )
+# int8 while the loss falls fast, and then fewer bits.
+WARMED = (
+    Method("int4 after int8", "int4", warm_up=0.3),
+    Method("adaptive 2 after int8", "adaptive", warm_up=0.3),
+)
 NAMED = tuple(METHODS)  # those of the main table
-METHODS |= {method.name: method for method in DRIFTING + FINER}
+METHODS |= {method.name: method for method in DRIFTING + FINER + WARMED}
 
 
 def spec_of(method: Method, task: Task) -> str:
     """DGC's density falls during the first quarter of the run."""
     return method.codec.format(warmup=task.steps // 4)
+
+
+def warm_up_of(method: Method, task: Task) -> int:
+    """Steps."""
+    return round(method.warm_up * task.steps)
 
 
 class Curve:
@@ -195,7 +207,7 @@ def open_group(
         numel = int(taken.sum())
         return ExactRest(TwoHop(workers, numel, spec, momentum, method.feedback), taken)
     numel = sum(p.numel() for p in parameters.values())
-    return TwoHop(workers, numel, spec, momentum, method.feedback)
+    return TwoHop(workers, numel, spec, momentum, method.feedback, warm_up_of(method, task))
 
 
 def is_muons(name: str, parameter: torch.Tensor) -> bool:

@@ -36,11 +36,18 @@ class TwoHop:
     rounds to nearest."""
 
     def __init__(
-        self, count: int, numel: int, codec: str, momentum: float = 0.0, feedback: bool = True
+        self,
+        count: int,
+        numel: int,
+        codec: str,
+        momentum: float = 0.0,
+        feedback: bool = True,
+        warm_up: int = 0,
     ) -> None:
-        """momentum: owned by the group, or 0. feedback: what a step loses is kept for the next."""
+        """momentum: owned by the group, or 0. feedback: what a step loses is kept for the next.
+        warm_up: the first steps, which go in int8."""
         info = thinwire.codec_info(codec)
-        self._spec, self._up, self._down = info.spec, info.up, info.down
+        self._spec, self._own, self._warm_up = info.spec, (info.up, info.down), warm_up
         blocks = -(-numel // BLOCK)
         bounds = [min(numel, blocks * rank // count * BLOCK) for rank in range(count + 1)]
         self._shards = [slice(*pair) for pair in itertools.pairwise(bounds)]
@@ -48,10 +55,15 @@ class TwoHop:
         kept = feedback and info.uses_feedback
         self._residuals = [torch.zeros(numel) for _ in range(count)] if kept else None
         self._momentum, self._velocity = momentum, torch.zeros(numel)
-        self._steps = 0
+        self.steps = 0  # exchanges so far
+
+    def _hops(self) -> tuple[str, str]:
+        """The codecs of this step's two hops."""
+        return ("int8", "int8") if self.steps < self._warm_up else self._own
 
     def all_reduce(self, gradients: list[torch.Tensor]) -> torch.Tensor:
         """The mean of one flat float32 gradient per rank, or its momentum."""
+        first, second = self._hops()
         if self._momentum:
             gradients = [(self._velocity * self._momentum).add_(g) for g in gradients]
         result = torch.empty_like(gradients[0])
@@ -59,13 +71,13 @@ class TwoHop:
             total = None
             for rank, gradient in enumerate(gradients):
                 x = gradient[shard]
-                part = x if rank == owner else self._through(self._up, x, rank, shard)
+                part = x if rank == owner else self._through(first, x, rank, shard)
                 total = part.clone() if total is None else total.add_(part)
             total.mul_(1 / len(gradients))
-            result[shard] = self._through(self._down, total, owner, shard)
+            result[shard] = self._through(second, total, owner, shard)
         if self._momentum:
             self._velocity = torch.where(result.isfinite(), result, self._velocity)
-        self._steps += 1
+        self.steps += 1
         return result
 
     def _through(self, spec: str, x: torch.Tensor, rank: int, shard: slice) -> torch.Tensor:
@@ -80,10 +92,13 @@ class TwoHop:
         """The bytes that rank 0 has sent, and those of a ring of fp32."""
         sizes = [shard.stop - shard.start for shard in self._shards]
         foreign = len(sizes) - 1
-        wire = sum(thinwire.encoded_bytes(self._up, n) for n in sizes[1:])
-        wire += foreign * thinwire.encoded_bytes(self._down, sizes[0])
+        warm = min(self.steps, self._warm_up)
+        wire = 0
+        for steps, (up, down) in ((warm, ("int8", "int8")), (self.steps - warm, self._own)):
+            wire += steps * sum(thinwire.encoded_bytes(up, n) for n in sizes[1:])
+            wire += steps * foreign * thinwire.encoded_bytes(down, sizes[0])
         raw = 2 * 4 * sum(sizes) * foreign // len(sizes)
-        return {"raw_bytes": self._steps * raw, "wire_bytes": self._steps * wire}
+        return {"raw_bytes": self.steps * raw, "wire_bytes": wire}
 
     def codec(self) -> str:
         return self._spec

@@ -34,6 +34,8 @@ class Little(Jargon):
         ("gpt AdamW", "fp32", 5e-4),
         # Any of its three features changes a loss by more than that.
         ("gpt AdamW", "adaptive 2 bf16 gradients exact 1-d", 5e-4),
+        # int8 all the way, or none of it, is further away.
+        ("gpt AdamW", "adaptive 2 after int8", 5e-4),
         ("gpt Muon", "fp32", 2e-3),
         ("charlm", "fp32", 2e-3),
     ],
@@ -52,6 +54,7 @@ def test_a_run_is_the_one_that_is_trained_alone(name, method, near):
         assert list(steps) == [step for step, _ in alone["curve"]]
         assert losses == pytest.approx([loss for _, loss in alone["curve"]], rel=near)
         assert row["loss"] == pytest.approx(alone["loss"], rel=2e-3)
+        assert row["ratio"] == alone["ratio"]
         assert row["accuracy"] == pytest.approx(alone["accuracy"], abs=0.3)
         assert row.keys() == alone.keys()
 
