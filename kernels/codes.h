@@ -53,7 +53,11 @@ THINWIRE_HD void ScaleQuad(float scale, float* values) {
 // Bytes of the codes of so many elements.
 template <typename Traits, typename Place>
 THINWIRE_HD Place CodeBytes(Place elements) {
-  return elements * Traits::kBits / 8;
+  if constexpr (Traits::kBits >= 8) {
+    return elements * (Traits::kBits / 8);
+  } else {
+    return elements / (8 / Traits::kBits);
+  }
 }
 
 // The values of a quad, without the transform. load.template operator()<kBytes>(to) copies its

@@ -13,24 +13,24 @@ class ShardInMemory {
  public:
   THINWIRE_HD ShardInMemory(const Codec& codec, const uint8_t* wire, size_t codes_at,
                             const TileRange& tile)
-      : wire_(wire), codes_at_(codes_at), block_bits_(codec.block_bits), begin_(tile.begin) {}
+      : wire_(wire), codes_at_(codes_at), block_bits_(codec.block_bits), tile_(tile) {}
 
   template <unsigned kBytes>
   THINWIRE_HD void Load(Team&, unsigned thread, unsigned quad, void* codes) const {
-    const size_t place = begin_ + PlaceOf(thread, quad);
-    CopyWord<kBytes>(codes, wire_ + codes_at_ + CodeBytes<Traits>(place));
+    const uint8_t* const first = wire_ + codes_at_ + CodeBytes<Traits>(tile_.Place(thread, 0));
+    CopyWord<kBytes>(codes, first + CodeBytes<Traits>(quad * kGroup));
   }
   THINWIRE_HD float Scale(Team&, unsigned thread, unsigned quad) const {
     if constexpr (Traits::kElements) return 1.0f;
-    const size_t place = begin_ + PlaceOf(thread, quad);
-    return FromBf16(reinterpret_cast<const uint16_t*>(wire_)[place >> block_bits_]);
+    const size_t block = tile_.Place(thread, quad) >> block_bits_;
+    return FromBf16(reinterpret_cast<const uint16_t*>(wire_)[block]);
   }
 
  private:
   const uint8_t* const wire_;
   const size_t codes_at_;
   const uint32_t block_bits_;
-  const size_t begin_;
+  const TileRange tile_;
 };
 
 // `Source`: where codes and scales are, as ShardInMemory.
@@ -54,7 +54,7 @@ class TileDecoder {
       }
       THINWIRE_UNROLL
       for (unsigned q = 0; q < kQuads; ++q) {
-        const size_t place = tile_.begin + PlaceOf(thread, q);
+        const size_t place = tile_.Place(thread, q);
         float* v = out[thread].v + q * kQuad;
         if (place < tile_.numel) Decode(thread, q, v);
         THINWIRE_UNROLL
@@ -73,7 +73,7 @@ class TileDecoder {
   }
 
   THINWIRE_HD bool IsBack(unsigned thread, unsigned quad) {
-    const size_t place = tile_.begin + PlaceOf(thread, quad);
+    const size_t place = tile_.Place(thread, quad);
     const size_t end = place / kTransform * kTransform + kTransform;
     return end <= tile_.numel && IsTransformed(source_.Scale(team_, thread, quad));
   }

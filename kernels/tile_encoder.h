@@ -45,7 +45,7 @@ class TileEncoder {
     for (unsigned q = 0; q < kQuads; ++q) {
       PerThread<uint32_t> word;
       team_.ForEach([&](unsigned thread) {
-        const size_t place = to_.tile.begin + PlaceOf(thread, q);
+        const size_t place = to_.tile.Place(thread, q);
         word[thread] = 0;
         if (place >= to_.tile.numel) return;
         const BlockScale block = shared_.scales.Get(team_, thread, blocks_.Of(thread, q));
@@ -104,8 +104,7 @@ class TileEncoder {
   // Whole words: what lies behind the last element is padding, and 0.
   THINWIRE_HD void PutCodes(unsigned thread, unsigned quad, uint32_t word) {
     constexpr unsigned kBytes = Traits::kSigns ? 4 : Traits::kQuadBytes;
-    const size_t at =
-        to_.wire.codes_at + (to_.tile.begin + PlaceOf(thread, quad)) * Traits::kBits / 8;
+    const size_t at = to_.wire.codes_at + (to_.tile.Place(thread, quad)) * Traits::kBits / 8;
     if (at >= to_.wire.bytes || (Traits::kSigns && thread % 8 != 0)) return;
     CopyWord<kBytes>(to_.wire.data + at, &word);
   }
@@ -115,7 +114,7 @@ class TileEncoder {
     const bool whole = to_.tile.full() && to_.residual.quads;
     THINWIRE_UNROLL
     for (unsigned q = 0; q < kQuads; ++q) {
-      const size_t place = to_.tile.begin + PlaceOf(thread, q);
+      const size_t place = to_.tile.Place(thread, q);
       if (place >= to_.tile.numel) continue;
       if (IsNan(shared_.scales.Get(team_, thread, blocks_.Of(thread, q)).scale)) continue;
       float lost[kQuad];
@@ -173,7 +172,7 @@ class TileEncoder {
   THINWIRE_HD void EncodeElements(unsigned thread, Values& x) {
     THINWIRE_UNROLL
     for (unsigned q = 0; q < kQuads; ++q) {
-      const size_t place = to_.tile.begin + PlaceOf(thread, q);
+      const size_t place = to_.tile.Place(thread, q);
       float* v = x.v + q * kQuad;
       if (place * Traits::kBits / 8 >= to_.wire.bytes && place >= to_.tile.numel) continue;
       float lost[kQuad];  // not finite where v is not, or rounds to infinity
