@@ -198,8 +198,7 @@ THINWIRE_HD void ReduceTile(Team& team, ReduceShared<Team, Up, Down>& shared,
   typename Team::template PerThread<Values> sum;
   RankSum<Team, Up, kDType>(team, shared.stages, launch, tile).Run(sum);
   team.ForEach([&](unsigned thread) {
-    THINWIRE_UNROLL
-    for (float& v : sum[thread].v) v = Mul(v, launch.scale);
+    ScaleValues(launch.scale, sum[thread]);
     AddResidual(launch.residual, tile, thread, sum[thread]);
   });
   const EncodeTarget target{launch.wire_out, launch.residual, tile};
