@@ -27,6 +27,7 @@ namespace thinwire::kernels {
 inline constexpr unsigned kTile = kThreads * kQuads * kQuad;
 inline constexpr unsigned kGroup = kWarp * kQuad;
 inline constexpr unsigned kGroups = kTile / kGroup;
+inline constexpr unsigned kWarpElements = kQuads * kGroup;
 static_assert(kTile % kMaxBlock == 0 && kGroup <= kMinBlock, "every block lies in one tile");
 
 // The elements that a thread holds, quad after quad.

@@ -14,7 +14,7 @@ namespace thinwire::kernels {
 // Where the bytes of a warp's elements lie in a stage, which holds those of one rank's wire.
 template <typename Traits>
 struct StageLayout {
-  static constexpr unsigned kElements = kQuads * kGroup;
+  static constexpr unsigned kElements = kWarpElements;
   static constexpr unsigned kChunk = 16;  // bytes that a thread fetches at once
   // So many as a warp has of the smallest blocks: it fetches all of a group of four, in which those
   // that it needs are. The wire's scales are padded to 16 bytes.
