@@ -21,15 +21,17 @@ struct Variant {
   static constexpr unsigned kQuadBytes = kBits * kQuad / 8;  // 0 for signs
 };
 
-// Codes as one integer, the first element lowest.
+// What rounds a float below 2^22, half to even, when it is added: the sum's low bits are the whole
+// number, which is a float again when this is taken off. Two additions, and no conversion.
+inline constexpr float kRounder = 12582912.0f;  // 1.5 * 2^23
+
+// The low bits of codes as one integer, the first element lowest.
 template <int kBits>
-THINWIRE_HD uint32_t PackQuad(const int* codes) {
+THINWIRE_HD uint32_t PackQuad(const uint32_t* codes) {
   constexpr uint32_t kMask = (1u << kBits) - 1;
   uint32_t word = 0;
   THINWIRE_UNROLL
-  for (unsigned i = 0; i < kQuad; ++i) {
-    word |= (static_cast<uint32_t>(codes[i]) & kMask) << (i * kBits);
-  }
+  for (unsigned i = 0; i < kQuad; ++i) word |= (codes[i] & kMask) << (i * kBits);
   return word;
 }
 

@@ -201,7 +201,7 @@ THINWIRE_HD void ReduceTile(Team& team, ReduceShared<Team, Up, Down>& shared,
     ScaleValues(launch.scale, sum[thread]);
     AddResidual(launch.residual, tile, thread, sum[thread]);
   });
-  const EncodeTarget target{launch.wire_out, launch.residual, tile};
+  const EncodeTarget target{launch.wire_out, launch.residual, true, tile};
   TileEncoder<Team, Down>(team, shared.encoder, launch.down, target).Run(sum);
   team.ForEach(
       [&](unsigned thread) { StoreValues<kDType>(sum[thread], tile, thread, launch.out); });

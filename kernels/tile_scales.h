@@ -15,6 +15,7 @@ namespace thinwire::kernels {
 struct EncodeTarget {
   Wire wire;          // data null: not wanted
   Elements residual;  // data null: none
+  bool decodes;       // the values of the codes are wanted, also if there is no residual
   TileRange tile;
 
   THINWIRE_HD bool keeps_residual() const { return residual.data != nullptr; }
@@ -123,9 +124,9 @@ class TileScales {
     reinterpret_cast<uint16_t*>(to_.wire.data)[slot] = static_cast<uint16_t>(BitsOf(scale) >> 16);
   }
 
-  // Turns the block's magnitude, as bits, into the scale that its elements and the wire get.
+  // Turns the block's magnitude, as bits, into the scale that its elements and the wire get. A
+  // block behind the last element is tiny, and not in the wire.
   THINWIRE_HD void SettleBlock(unsigned thread, unsigned block, uint32_t magnitude) {
-    if (blocks_.CountOf(block) == 0) return;
     if (blocks_.Transforms(block)) magnitude = TransformedMagnitude(magnitude);
     BlockScale made{0.0f, 0.0f};
     switch (KindOf(magnitude)) {
@@ -137,7 +138,8 @@ class TileScales {
     }
     shared_.scales.Put(team_, thread, block, made);
     const size_t first = to_.tile.begin >> codec_.block_bits;
-    if (to_.wire.data != nullptr) PutScale(first + block, made.scale);
+    if (to_.wire.data == nullptr || blocks_.CountOf(block) == 0) return;
+    PutScale(first + block, made.scale);
   }
 
   THINWIRE_HD static float PlainScale(uint32_t magnitude, bool transformed) {
@@ -206,8 +208,8 @@ class TileScales {
       team_.ForEach([&](unsigned thread) {
         const unsigned warp = thread / kWarp, block = blocks_.FirstOf(warp) + number;
         if (thread % kWarp != 0 || number >= blocks_.CountIn(warp)) return;
-        if (blocks_.CountOf(block) == 0) return;
-        SettleBlock(thread, block, BitsOf(MeanOf(sum[thread], blocks_.CountOf(block))));
+        const size_t count = blocks_.CountOf(block);
+        SettleBlock(thread, block, count == 0 ? 0 : BitsOf(MeanOf(sum[thread], count)));
       });
     }
   }
@@ -217,8 +219,8 @@ class TileScales {
     float sum = 0.0f;
     for (unsigned group = 0; group < blocks_.size(); group += kGroup) {
       THINWIRE_UNROLL
-      for (unsigned i = group; i < group + kGroup; i += kSumLanes) {
-        const unsigned place = (block << codec_.block_bits) + i + thread % kWarp;
+      for (unsigned i = 0; i < kGroup; i += kSumLanes) {
+        const unsigned place = (block << codec_.block_bits) + group + i + thread % kWarp;
         sum = sum + shared_.absolutes.Get(team_, thread, place);
       }
     }

@@ -62,7 +62,7 @@ THINWIRE_HD void EncodeTile(Team& team, EncoderShared<Team, Traits>& shared,
   const TileRange tile = RangeOf(job, tile_of_launch, launch.jobs.threads);
   typename Team::template PerThread<Values> x;
   LoadCorrected<kDType>(team, job, tile, x);
-  const EncodeTarget target{job.wire, job.residual, tile};
+  const EncodeTarget target{job.wire, job.residual, false, tile};
   TileEncoder<Team, Traits>(team, shared, launch.codec, target).Run(x);
 }
 
