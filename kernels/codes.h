@@ -41,9 +41,14 @@ THINWIRE_HD int CodeAt(uint32_t word, unsigned i) {
   return static_cast<int>(word << (32 - kBits - i * kBits)) >> (32 - kBits);
 }
 
+// How numbers become sums: to the bit, or so that a NaN is one, with any bits, which takes no look
+// at any of them.
+enum class Nans : uint8_t { kExact, kAny };
+
 // Multiplies finite values, whose products with a finite scale are no NaNs.
+template <Nans kNans = Nans::kExact>
 THINWIRE_HD void ScaleQuad(float scale, float* values) {
-  if (IsFinite(scale)) {
+  if (kNans == Nans::kAny || IsFinite(scale)) {
     THINWIRE_UNROLL
     for (unsigned i = 0; i < kQuad; ++i) values[i] = values[i] * scale;
   } else {
@@ -65,7 +70,7 @@ THINWIRE_HD Place CodeBytes(Place elements) {
 // The values of a quad, without the transform. load.template operator()<kBytes>(to) copies its
 // codes, of signs the byte that two quads share. `place`: of its first element, in the tile or in
 // the shard. `scale` is that of its block; codecs of elements have none.
-template <typename Traits, typename Load>
+template <typename Traits, Nans kNans, typename Load>
 THINWIRE_HD void DecodeQuad(Load load, unsigned place, float scale, float* out) {
   if constexpr (Traits::kElements) {
     using Code = typename Traits::Codec::Code;
@@ -78,8 +83,11 @@ THINWIRE_HD void DecodeQuad(Load load, unsigned place, float scale, float* out) 
     load.template operator()<1>(&byte);
     const unsigned bits = byte >> (place % 8);
     THINWIRE_UNROLL
-    for (unsigned i = 0; i < kQuad; ++i) out[i] = FloatOf(0x3f800000u | bits >> i << 31);  // 1, -1
-    ScaleQuad(scale, out);
+    for (unsigned i = 0; i < kQuad; ++i) {
+      const uint32_t sign = bits << (31 - i) & ~kAbsMask;
+      out[i] = FloatOf(sign ^ BitsOf(kNans == Nans::kAny ? scale : 1.0f));
+    }
+    if constexpr (kNans == Nans::kExact) ScaleQuad(scale, out);
   } else {
     alignas(4) uint32_t word = 0;
     load.template operator()<Traits::kQuadBytes>(&word);
@@ -87,7 +95,7 @@ THINWIRE_HD void DecodeQuad(Load load, unsigned place, float scale, float* out) 
     for (unsigned i = 0; i < kQuad; ++i) {
       out[i] = static_cast<float>(CodeAt<Traits::kBits>(word, i));
     }
-    ScaleQuad(scale, out);
+    ScaleQuad<kNans>(scale, out);
   }
 }
 

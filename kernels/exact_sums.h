@@ -38,6 +38,19 @@ THINWIRE_HD void AddValues(Values& a, const Values& b) {
   }
 }
 
+// The same, but of a NaN it says only that it is one.
+THINWIRE_HD void AddNumbers(Values& a, const Values& b) {
+  THINWIRE_UNROLL
+  for (unsigned k = 0; k < kQuads * kQuad; ++k) a.v[k] = a.v[k] + b.v[k];
+}
+
+THINWIRE_HD bool HasNan(const Values& x) {
+  bool nan = false;
+  THINWIRE_UNROLL
+  for (unsigned k = 0; k < kQuads * kQuad; ++k) nan |= IsNan(x.v[k]);
+  return nan;
+}
+
 // x = factor * base + x, product and sum rounded one after the other.
 THINWIRE_HD void AddScaled(float factor, const Values& base, Values& x) {
   THINWIRE_UNROLL

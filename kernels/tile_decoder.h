@@ -46,30 +46,36 @@ class TileDecoder {
 
   // Zeros behind the last element.
   THINWIRE_HD void Run(PerThread<Values>& out) {
-    team_.ForEach([&](unsigned thread) {
-      if (tile_.full()) {
-        THINWIRE_UNROLL
-        for (unsigned q = 0; q < kQuads; ++q) Decode(thread, q, out[thread].v + q * kQuad);
-        return;
-      }
-      THINWIRE_UNROLL
-      for (unsigned q = 0; q < kQuads; ++q) {
-        const size_t place = tile_.Place(thread, q);
-        float* v = out[thread].v + q * kQuad;
-        if (place < tile_.numel) Decode(thread, q, v);
-        THINWIRE_UNROLL
-        for (unsigned i = 0; i < kQuad; ++i) v[i] = place + i < tile_.numel ? v[i] : 0.0f;
-      }
-    });
+    team_.ForEach([&](unsigned thread) { Decode<Nans::kExact>(thread, out[thread]); });
     if constexpr (Traits::kHadamard) Backward(out);
   }
 
+  // A thread's part of that, without the transform.
+  template <Nans kNans>
+  THINWIRE_HD void Decode(unsigned thread, Values& out) {
+    if (tile_.full()) {
+      THINWIRE_UNROLL
+      for (unsigned q = 0; q < kQuads; ++q) Decode<kNans>(thread, q, out.v + q * kQuad);
+      return;
+    }
+    THINWIRE_UNROLL
+    for (unsigned q = 0; q < kQuads; ++q) {
+      const size_t place = tile_.Place(thread, q);
+      float* v = out.v + q * kQuad;
+      if (place < tile_.numel) Decode<kNans>(thread, q, v);
+      THINWIRE_UNROLL
+      for (unsigned i = 0; i < kQuad; ++i) v[i] = place + i < tile_.numel ? v[i] : 0.0f;
+    }
+  }
+
  private:
+  template <Nans kNans>
   THINWIRE_HD void Decode(unsigned thread, unsigned quad, float* out) {
     const auto load = [&]<unsigned kBytes>(void* codes) {
       source_.template Load<kBytes>(team_, thread, quad, codes);
     };
-    DecodeQuad<Traits>(load, PlaceOf(thread, quad), source_.Scale(team_, thread, quad), out);
+    const float scale = source_.Scale(team_, thread, quad);
+    DecodeQuad<Traits, kNans>(load, PlaceOf(thread, quad), scale, out);
   }
 
   THINWIRE_HD bool IsBack(unsigned thread, unsigned quad) {
