@@ -21,8 +21,8 @@ struct Variant {
   static constexpr unsigned kQuadBytes = kBits * kQuad / 8;  // 0 for signs
 };
 
-// What rounds a float below 2^22, half to even, when it is added: the sum's low bits are the whole
-// number, which is a float again when this is taken off. Two additions, and no conversion.
+// A float that rounds one below 2^22, half to even, when it is added: the sum's low bits are the
+// whole number, which is a float again when this is taken off. Two additions, and no conversion.
 inline constexpr float kRounder = 12582912.0f;  // 1.5 * 2^23
 
 // The low bits of codes as one integer, the first element lowest.

@@ -101,7 +101,7 @@ class TileScales {
   }
 
  private:
-  // What one thread of a block has put, the others may get.
+  // Threads of a block may get afterwards what one of them has put.
   THINWIRE_HD void SyncBlocks() {
     if (blocks_.LieInWarps()) {
       team_.SyncWarp();
