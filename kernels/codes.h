@@ -21,15 +21,17 @@ struct Variant {
   static constexpr unsigned kQuadBytes = kBits * kQuad / 8;  // 0 for signs
 };
 
-// Codes as one integer, the first element lowest.
+// A float that rounds one below 2^22, half to even, when it is added: the sum's low bits are the
+// whole number, which is a float again when this is taken off. Two additions, and no conversion.
+inline constexpr float kRounder = 12582912.0f;  // 1.5 * 2^23
+
+// The low bits of codes as one integer, the first element lowest.
 template <int kBits>
-THINWIRE_HD uint32_t PackQuad(const int* codes) {
+THINWIRE_HD uint32_t PackQuad(const uint32_t* codes) {
   constexpr uint32_t kMask = (1u << kBits) - 1;
   uint32_t word = 0;
   THINWIRE_UNROLL
-  for (unsigned i = 0; i < kQuad; ++i) {
-    word |= (static_cast<uint32_t>(codes[i]) & kMask) << (i * kBits);
-  }
+  for (unsigned i = 0; i < kQuad; ++i) word |= (codes[i] & kMask) << (i * kBits);
   return word;
 }
 
@@ -39,9 +41,14 @@ THINWIRE_HD int CodeAt(uint32_t word, unsigned i) {
   return static_cast<int>(word << (32 - kBits - i * kBits)) >> (32 - kBits);
 }
 
+// How numbers become sums: to the bit, or so that a NaN is one, with any bits, which takes no look
+// at any of them.
+enum class Nans : uint8_t { kExact, kAny };
+
 // Multiplies finite values, whose products with a finite scale are no NaNs.
+template <Nans kNans = Nans::kExact>
 THINWIRE_HD void ScaleQuad(float scale, float* values) {
-  if (IsFinite(scale)) {
+  if (kNans == Nans::kAny || IsFinite(scale)) {
     THINWIRE_UNROLL
     for (unsigned i = 0; i < kQuad; ++i) values[i] = values[i] * scale;
   } else {
@@ -53,13 +60,17 @@ THINWIRE_HD void ScaleQuad(float scale, float* values) {
 // Bytes of the codes of so many elements.
 template <typename Traits, typename Place>
 THINWIRE_HD Place CodeBytes(Place elements) {
-  return elements * Traits::kBits / 8;
+  if constexpr (Traits::kBits >= 8) {
+    return elements * (Traits::kBits / 8);
+  } else {
+    return elements / (8 / Traits::kBits);
+  }
 }
 
 // The values of a quad, without the transform. load.template operator()<kBytes>(to) copies its
 // codes, of signs the byte that two quads share. `place`: of its first element, in the tile or in
 // the shard. `scale` is that of its block; codecs of elements have none.
-template <typename Traits, typename Load>
+template <typename Traits, Nans kNans, typename Load>
 THINWIRE_HD void DecodeQuad(Load load, unsigned place, float scale, float* out) {
   if constexpr (Traits::kElements) {
     using Code = typename Traits::Codec::Code;
@@ -72,8 +83,11 @@ THINWIRE_HD void DecodeQuad(Load load, unsigned place, float scale, float* out) 
     load.template operator()<1>(&byte);
     const unsigned bits = byte >> (place % 8);
     THINWIRE_UNROLL
-    for (unsigned i = 0; i < kQuad; ++i) out[i] = FloatOf(0x3f800000u | bits >> i << 31);  // 1, -1
-    ScaleQuad(scale, out);
+    for (unsigned i = 0; i < kQuad; ++i) {
+      const uint32_t sign = bits << (31 - i) & ~kAbsMask;
+      out[i] = FloatOf(sign ^ BitsOf(kNans == Nans::kAny ? scale : 1.0f));
+    }
+    if constexpr (kNans == Nans::kExact) ScaleQuad(scale, out);
   } else {
     alignas(4) uint32_t word = 0;
     load.template operator()<Traits::kQuadBytes>(&word);
@@ -81,7 +95,7 @@ THINWIRE_HD void DecodeQuad(Load load, unsigned place, float scale, float* out) 
     for (unsigned i = 0; i < kQuad; ++i) {
       out[i] = static_cast<float>(CodeAt<Traits::kBits>(word, i));
     }
-    ScaleQuad(scale, out);
+    ScaleQuad<kNans>(scale, out);
   }
 }
 

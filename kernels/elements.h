@@ -90,13 +90,13 @@ THINWIRE_HD void LoadValues(const Elements& from, const TileRange& tile, unsigne
   if (from.quads && tile.full()) {
     THINWIRE_UNROLL
     for (unsigned q = 0; q < kQuads; ++q) {
-      LoadWholeQuad<kDType>(from, tile.begin + PlaceOf(thread, q), out.v + q * kQuad);
+      LoadWholeQuad<kDType>(from, tile.Place(thread, q), out.v + q * kQuad);
     }
     return;
   }
   THINWIRE_UNROLL
   for (unsigned q = 0; q < kQuads; ++q) {
-    LoadQuad<kDType>(from, tile.begin + PlaceOf(thread, q), tile.numel, out.v + q * kQuad);
+    LoadQuad<kDType>(from, tile.Place(thread, q), tile.numel, out.v + q * kQuad);
   }
 }
 
@@ -106,13 +106,13 @@ THINWIRE_HD void StoreValues(const Values& values, const TileRange& tile, unsign
   if (to.quads && tile.full()) {
     THINWIRE_UNROLL
     for (unsigned q = 0; q < kQuads; ++q) {
-      StoreWholeQuad<kDType>(values.v + q * kQuad, tile.begin + PlaceOf(thread, q), to);
+      StoreWholeQuad<kDType>(values.v + q * kQuad, tile.Place(thread, q), to);
     }
     return;
   }
   THINWIRE_UNROLL
   for (unsigned q = 0; q < kQuads; ++q) {
-    StoreQuad<kDType>(values.v + q * kQuad, tile.begin + PlaceOf(thread, q), tile.numel, to);
+    StoreQuad<kDType>(values.v + q * kQuad, tile.Place(thread, q), tile.numel, to);
   }
 }
 

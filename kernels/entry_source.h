@@ -5,7 +5,7 @@
 #include "compress/codecs/topk.h"
 #include "kernels/elements.h"
 #include "kernels/entry_jobs.h"
-#include "kernels/exact_float.h"
+#include "kernels/exact_sums.h"
 
 namespace thinwire::kernels {
 
@@ -41,8 +41,8 @@ class EntrySource {
     if (launch_.residual.data != nullptr) {
       Values r;
       LoadValues<DType::kF32>(launch_.residual, tile_, thread, r);
-      THINWIRE_UNROLL
-      for (unsigned k = 0; k < kQuads * kQuad; ++k) items.x.v[k] = Add(r.v[k], items.x.v[k]);
+      AddValues(r, items.x);
+      items.x = r;
     }
     items.there = ThereBelow(thread, tile_.end() - tile_.begin);
   }

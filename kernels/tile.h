@@ -27,6 +27,7 @@ namespace thinwire::kernels {
 inline constexpr unsigned kTile = kThreads * kQuads * kQuad;
 inline constexpr unsigned kGroup = kWarp * kQuad;
 inline constexpr unsigned kGroups = kTile / kGroup;
+inline constexpr unsigned kWarpElements = kQuads * kGroup;
 static_assert(kTile % kMaxBlock == 0 && kGroup <= kMinBlock, "every block lies in one tile");
 
 // The elements that a thread holds, quad after quad.
@@ -67,6 +68,11 @@ struct TileRange {
   THINWIRE_HD bool last() const { return begin + size >= numel; }
   THINWIRE_HD bool full() const { return begin + size <= numel; }
   THINWIRE_HD size_t end() const { return last() ? numel : begin + size; }
+  // The place in the shard of the first element of a thread's quad. Quads are a constant apart, so
+  // that one address serves them all.
+  THINWIRE_HD size_t Place(unsigned thread, unsigned quad) const {
+    return begin + PlaceOf(thread, 0) + quad * kGroup;
+  }
 };
 
 }  // namespace thinwire::kernels

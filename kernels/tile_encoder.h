@@ -20,7 +20,8 @@ class TileEncoder {
                           const EncodeTarget& target)
       : team_(team), shared_(shared), codec_(codec), to_(target), blocks_(codec, to_.tile) {}
 
-  // x: gradient + residual, zeros behind the last element. Leaves the decoded values there.
+  // x: gradient + residual, zeros behind the last element. Leaves the decoded values there, if they
+  // are wanted.
   THINWIRE_HD void Run(PerThread<Values>& x) {
     if constexpr (Traits::kElements) {
       team_.ForEach([&](unsigned thread) { EncodeElements(thread, x[thread]); });
@@ -30,6 +31,13 @@ class TileEncoder {
       if constexpr (Traits::kHadamard) Forward(x, y);
       TileScales<Team, Traits>(team_, shared_, codec_, to_).Run(y);
       Codes(y);
+      if (!to_.decodes && !to_.keeps_residual()) return;
+      team_.ForEach([&](unsigned thread) {
+        THINWIRE_UNROLL
+        for (unsigned q = 0; q < kQuads; ++q) {
+          ScaleQuad(scales_[thread].of[q].scale, y[thread].v + q * kQuad);
+        }
+      });
       if constexpr (Traits::kHadamard) Backward(y);
       team_.ForEach([&](unsigned thread) {
         if (to_.keeps_residual()) KeepResidual(thread, x[thread], y[thread]);
@@ -39,75 +47,107 @@ class TileEncoder {
   }
 
  private:
-  // Codes to the wire; y becomes their values.
+  // A thread's quads: their blocks' scales, and their codes.
+  struct QuadScales {
+    BlockScale of[kQuads];
+  };
+  struct QuadWords {
+    uint32_t of[kQuads];
+  };
+
+  // Codes to the wire; y becomes them, as floats.
   THINWIRE_HD void Codes(PerThread<Values>& y) {
+    PerThread<QuadWords> words;
+    team_.ForEach([&](unsigned thread) {
+      THINWIRE_UNROLL
+      for (unsigned q = 0; q < kQuads; ++q) {
+        scales_[thread].of[q] = shared_.scales.Get(team_, thread, blocks_.Of(thread, q));
+      }
+      MakeCodes(scales_[thread], y[thread], words[thread]);
+    });
+    if constexpr (Traits::kSigns) MergeSigns(words);
+    if (to_.wire.data == nullptr) return;
+    team_.ForEach([&](unsigned thread) { PutCodes(thread, words[thread]); });
+  }
+
+  // The codes of each quad as one integer; y becomes them. A block without a factor, which may have
+  // NaNs, is one of tiny elements here: a choice, for a branch would take longer.
+  THINWIRE_HD static void MakeCodes(const QuadScales& scales, Values& y, QuadWords& words) {
     THINWIRE_UNROLL
     for (unsigned q = 0; q < kQuads; ++q) {
-      PerThread<uint32_t> word;
-      team_.ForEach([&](unsigned thread) {
-        const size_t place = to_.tile.begin + PlaceOf(thread, q);
-        word[thread] = 0;
-        if (place >= to_.tile.numel) return;
-        const BlockScale block = shared_.scales.Get(team_, thread, blocks_.Of(thread, q));
-        float* v = y[thread].v + q * kQuad;
-        int codes[kQuad];
-        MakeCodes(v, block.inverse, codes);
-        THINWIRE_UNROLL
-        for (unsigned i = 0; i < kQuad; ++i) v[i] = FloatOfCode(codes[i]);
-        ScaleQuad(block.scale, v);
-        word[thread] = PackWord(codes);
-      });
-      if constexpr (Traits::kSigns) MergeBits(word);
-      if (to_.wire.data == nullptr) continue;
-      team_.ForEach([&](unsigned thread) { PutCodes(thread, q, word[thread]); });
-    }
-  }
-
-  // A sign takes a choice, and a conversion would come on top of that.
-  THINWIRE_HD static float FloatOfCode(int code) {
-    if constexpr (Traits::kSigns) return code < 0 ? -1.0f : 1.0f;
-    return static_cast<float>(code);
-  }
-
-  // A quad lies in one block, so it takes one decision and not four.
-  THINWIRE_HD static void MakeCodes(const float* x, float inverse, int* codes) {
-    using Codec = typename Traits::Codec;
-    if (inverse == 0.0f) {
+      const float inverse = scales.of[q].inverse;
+      float* const v = y.v + q * kQuad;
       THINWIRE_UNROLL
-      for (unsigned i = 0; i < kQuad; ++i) codes[i] = Codec::kTinyCode;
-      return;
+      for (unsigned i = 0; i < kQuad; ++i) {
+        v[i] = inverse != 0.0f ? v[i] : static_cast<float>(Traits::Codec::kTinyCode);
+      }
+      if constexpr (Traits::kSigns) {
+        words.of[q] = MakeSigns(v);
+      } else {
+        words.of[q] = MakeQuad(inverse, v);
+      }
     }
-    THINWIRE_UNROLL
-    for (unsigned i = 0; i < kQuad; ++i) codes[i] = Codec::CodeFor(x[i], inverse);
   }
 
-  THINWIRE_HD static uint32_t PackWord(const int* codes) {
-    if constexpr (!Traits::kSigns) return PackQuad<Traits::kBits>(codes);
-    uint32_t bits = 0;
+  THINWIRE_HD static uint32_t MakeQuad(float inverse, float* v) {
+    uint32_t codes[kQuad];
     THINWIRE_UNROLL
-    for (unsigned i = 0; i < kQuad; ++i) bits |= static_cast<uint32_t>(codes[i] < 0) << i;
-    return bits;
+    for (unsigned i = 0; i < kQuad; ++i) {
+      const float rounded = Saturated(v[i] * inverse) + kRounder;
+      codes[i] = BitsOf(rounded);
+      v[i] = rounded - kRounder;
+    }
+    return PackQuad<Traits::kBits>(codes);
+  }
+
+  // 1 or -1, and a bit that says which.
+  THINWIRE_HD static uint32_t MakeSigns(float* v) {
+    uint32_t signs = 0;
+    THINWIRE_UNROLL
+    for (unsigned i = kQuad; i-- > 0;) {
+      signs = signs << 1 | BitsOf(v[i]) >> 31;
+      v[i] = FloatOf(BitsOf(1.0f) | (BitsOf(v[i]) & ~kAbsMask));
+    }
+    return signs;
+  }
+
+  // A block's scale is that of its largest element, so that no code exceeds qmax; but that of a
+  // transformed one is clipped.
+  THINWIRE_HD static float Saturated(float scaled) {
+    if constexpr (!Traits::kHadamard) return scaled;
+    constexpr float kMost = Traits::Codec::kTraits.qmax;
+    return scaled > kMost ? kMost : scaled < -kMost ? -kMost : scaled;
   }
 
   // Signs: four bits each of eight lanes are one word.
-  THINWIRE_HD void MergeBits(PerThread<uint32_t>& word) {
+  THINWIRE_HD void MergeSigns(PerThread<QuadWords>& words) {
     constexpr unsigned kLanes = 32 / kQuad;
-    PerThread<uint32_t> other;
-    team_.ForEach([&](unsigned thread) { word[thread] <<= thread % kLanes * kQuad; });
+    PerThread<uint32_t> word, other;
     THINWIRE_UNROLL
-    for (unsigned mask = 1; mask < kLanes; mask *= 2) {
-      team_.Exchange(word, mask, other);
-      team_.ForEach([&](unsigned thread) { word[thread] |= other[thread]; });
+    for (unsigned q = 0; q < kQuads; ++q) {
+      team_.ForEach([&](unsigned thread) {
+        word[thread] = words[thread].of[q] << (thread % kLanes * kQuad);
+      });
+      THINWIRE_UNROLL
+      for (unsigned mask = 1; mask < kLanes; mask *= 2) {
+        team_.Exchange(word, mask, other);
+        team_.ForEach([&](unsigned thread) { word[thread] |= other[thread]; });
+      }
+      team_.ForEach([&](unsigned thread) { words[thread].of[q] = word[thread]; });
     }
   }
 
   // Whole words: what lies behind the last element is padding, and 0.
-  THINWIRE_HD void PutCodes(unsigned thread, unsigned quad, uint32_t word) {
+  THINWIRE_HD void PutCodes(unsigned thread, const QuadWords& words) {
     constexpr unsigned kBytes = Traits::kSigns ? 4 : Traits::kQuadBytes;
-    const size_t at =
-        to_.wire.codes_at + (to_.tile.begin + PlaceOf(thread, quad)) * Traits::kBits / 8;
-    if (at >= to_.wire.bytes || (Traits::kSigns && thread % 8 != 0)) return;
-    CopyWord<kBytes>(to_.wire.data + at, &word);
+    if (Traits::kSigns && thread % 8 != 0) return;
+    const size_t first = to_.wire.codes_at + CodeBytes<Traits>(to_.tile.Place(thread, 0));
+    const bool full = to_.tile.full();
+    THINWIRE_UNROLL
+    for (unsigned q = 0; q < kQuads; ++q) {
+      const size_t at = first + CodeBytes<Traits>(q * kGroup);
+      if (full || at < to_.wire.bytes) CopyWord<kBytes>(to_.wire.data + at, &words.of[q]);
+    }
   }
 
   // The loss. A block that is not finite leaves its residual as it was.
@@ -115,9 +155,8 @@ class TileEncoder {
     const bool whole = to_.tile.full() && to_.residual.quads;
     THINWIRE_UNROLL
     for (unsigned q = 0; q < kQuads; ++q) {
-      const size_t place = to_.tile.begin + PlaceOf(thread, q);
-      if (place >= to_.tile.numel) continue;
-      if (IsNan(shared_.scales.Get(team_, thread, blocks_.Of(thread, q)).scale)) continue;
+      if (IsNan(scales_[thread].of[q].scale)) continue;
+      const size_t place = to_.tile.Place(thread, q);
       float lost[kQuad];
       THINWIRE_UNROLL
       for (unsigned i = 0; i < kQuad; ++i) lost[i] = x.v[q * kQuad + i] - decoded.v[q * kQuad + i];
@@ -158,13 +197,13 @@ class TileEncoder {
     });
   }
 
-  THINWIRE_HD unsigned TransformedQuads(unsigned thread) const {
+  THINWIRE_HD unsigned TransformedQuads(unsigned thread) {
     unsigned quads = 0;
     THINWIRE_UNROLL
     for (unsigned q = 0; q < kQuads; ++q) {
       const unsigned block = blocks_.Of(thread, q);
       if (!blocks_.Transforms(block)) continue;
-      if (IsTransformed(shared_.scales.Get(team_, thread, block).scale)) quads |= 1u << q;
+      if (IsTransformed(scales_[thread].of[q].scale)) quads |= 1u << q;
     }
     return quads;
   }
@@ -173,7 +212,7 @@ class TileEncoder {
   THINWIRE_HD void EncodeElements(unsigned thread, Values& x) {
     THINWIRE_UNROLL
     for (unsigned q = 0; q < kQuads; ++q) {
-      const size_t place = to_.tile.begin + PlaceOf(thread, q);
+      const size_t place = to_.tile.Place(thread, q);
       float* v = x.v + q * kQuad;
       if (place * Traits::kBits / 8 >= to_.wire.bytes && place >= to_.tile.numel) continue;
       float lost[kQuad];  // not finite where v is not, or rounds to infinity
@@ -215,6 +254,7 @@ class TileEncoder {
   const Codec& codec_;
   const EncodeTarget to_;
   const TileBlocks<Traits> blocks_;
+  PerThread<QuadScales> scales_;
 };
 
 }  // namespace thinwire::kernels

@@ -14,7 +14,7 @@ namespace thinwire::kernels {
 // Where the bytes of a warp's elements lie in a stage, which holds those of one rank's wire.
 template <typename Traits>
 struct StageLayout {
-  static constexpr unsigned kElements = kQuads * kGroup;
+  static constexpr unsigned kElements = kWarpElements;
   static constexpr unsigned kChunk = 16;  // bytes that a thread fetches at once
   // So many as a warp has of the smallest blocks: it fetches all of a group of four, in which those
   // that it needs are. The wire's scales are padded to 16 bytes.
@@ -119,6 +119,9 @@ template <typename Team, typename Up, DType kDType>
 class RankSum {
   using Sums = typename Team::template PerThread<Values>;
   using Stages = typename Team::template Staged<StageBytes<Up>()>;
+  // True if numbers are added up, and a sum that is a NaN is made anew, to the bit. No thread can
+  // do that alone with a transform, and codecs of elements wait for memory as it is.
+  static constexpr bool kRepeats = !Up::kElements && !Up::kHadamard;
 
  public:
   THINWIRE_HD RankSum(Team& team, Stages& stages, const ReduceLaunch& launch, const TileRange& tile)
@@ -130,7 +133,9 @@ class RankSum {
           [&](unsigned thread) { places_[thread] = StagePlacesOf<Up>(launch_, tile_, thread); });
       for (uint32_t rank = 0; rank + 1 < kStages; ++rank) Fetch(rank);
     }
-    Sums value;
+    if constexpr (kRepeats) {
+      team_.ForEach([&](unsigned thread) { Clear(sum[thread]); });
+    }
     THINWIRE_ROLL
     for (uint32_t rank = 0; rank < launch_.ranks; ++rank) {
       if constexpr (!Up::kElements) {
@@ -138,13 +143,11 @@ class RankSum {
         team_.SyncWarp();  // every lane has the others' bytes, and is done with the stage before
         Fetch(rank + kStages - 1);
       }
-      Load(rank, value);
+      Add(rank, sum);
+    }
+    if constexpr (kRepeats) {
       team_.ForEach([&](unsigned thread) {
-        if (rank == 0) {
-          sum[thread] = value[thread];
-        } else {
-          AddValues(sum[thread], value[thread]);
-        }
+        if (HasNan(sum[thread])) SumExactly(thread, sum[thread]);
       });
     }
   }
@@ -160,8 +163,17 @@ class RankSum {
     team_.CommitFetches();
   }
 
-  THINWIRE_HD void Load(uint32_t rank, Sums& value) {
+  // A zero that adds nothing, not even a sign.
+  THINWIRE_HD static void Clear(Values& sum) {
+    THINWIRE_UNROLL
+    for (float& v : sum.v) v = -0.0f;
+  }
+
+  // One rank's values. Those that are exact begin with the first one, since a zero to begin with
+  // takes registers that they need.
+  THINWIRE_HD void Add(uint32_t rank, Sums& sum) {
     const uint8_t* const wire = launch_.wires[rank];
+    Sums value;
     if (wire == nullptr) {
       team_.ForEach(
           [&](unsigned thread) { LoadValues<kDType>(launch_.own, tile_, thread, value[thread]); });
@@ -170,11 +182,45 @@ class RankSum {
     } else {
       Decode(ShardInStage<Team, Up>(stages_, places_, launch_.up, rank), value);
     }
+    team_.ForEach([&](unsigned thread) {
+      if constexpr (kRepeats) {
+        AddNumbers(sum[thread], value[thread]);
+      } else if (rank == 0) {
+        sum[thread] = value[thread];
+      } else {
+        AddValues(sum[thread], value[thread]);
+      }
+    });
   }
 
   template <typename Source>
   THINWIRE_HD void Decode(const Source& source, Sums& value) {
-    TileDecoder<Team, Up, Source>(team_, launch_.up, source, tile_).Run(value);
+    TileDecoder<Team, Up, Source> decoder(team_, launch_.up, source, tile_);
+    if constexpr (kRepeats) {
+      team_.ForEach(
+          [&](unsigned thread) { decoder.template Decode<Nans::kAny>(thread, value[thread]); });
+    } else {
+      decoder.Run(value);
+    }
+  }
+
+  // One thread's sum to the bit, from the wires as they lie in memory. Few ever need it.
+  THINWIRE_HD void SumExactly(unsigned thread, Values& sum) {
+    using Shard = ShardInMemory<Team, Up>;
+    Clear(sum);
+    THINWIRE_ROLL
+    for (uint32_t rank = 0; rank < launch_.ranks; ++rank) {
+      const uint8_t* const wire = launch_.wires[rank];
+      Values value;
+      if (wire == nullptr) {
+        LoadValues<kDType>(launch_.own, tile_, thread, value);
+      } else {
+        const Shard shard(launch_.up, wire, launch_.up_codes_at, tile_);
+        TileDecoder<Team, Up, Shard>(team_, launch_.up, shard, tile_)
+            .template Decode<Nans::kExact>(thread, value);
+      }
+      AddValues(sum, value);
+    }
   }
 
   Team& team_;
@@ -198,11 +244,10 @@ THINWIRE_HD void ReduceTile(Team& team, ReduceShared<Team, Up, Down>& shared,
   typename Team::template PerThread<Values> sum;
   RankSum<Team, Up, kDType>(team, shared.stages, launch, tile).Run(sum);
   team.ForEach([&](unsigned thread) {
-    THINWIRE_UNROLL
-    for (float& v : sum[thread].v) v = Mul(v, launch.scale);
+    ScaleValues(launch.scale, sum[thread]);
     AddResidual(launch.residual, tile, thread, sum[thread]);
   });
-  const EncodeTarget target{launch.wire_out, launch.residual, tile};
+  const EncodeTarget target{launch.wire_out, launch.residual, true, tile};
   TileEncoder<Team, Down>(team, shared.encoder, launch.down, target).Run(sum);
   team.ForEach(
       [&](unsigned thread) { StoreValues<kDType>(sum[thread], tile, thread, launch.out); });

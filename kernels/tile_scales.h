@@ -1,4 +1,6 @@
-// TileScales: the magnitude of each block of a tile, and the scale that follows from it.
+// TileScales: the magnitude of each block of a tile, and the scale that follows from it. The warp
+// in which a block begins finds both. Blocks of up to 512 elements lie in one warp, and no warp
+// waits for another one then.
 #ifndef THINWIRE_KERNELS_TILE_SCALES_H_
 #define THINWIRE_KERNELS_TILE_SCALES_H_
 
@@ -13,6 +15,7 @@ namespace thinwire::kernels {
 struct EncodeTarget {
   Wire wire;          // data null: not wanted
   Elements residual;  // data null: none
+  bool decodes;       // the values of the codes are wanted, also if there is no residual
   TileRange tile;
 
   THINWIRE_HD bool keeps_residual() const { return residual.data != nullptr; }
@@ -43,9 +46,16 @@ class TileBlocks {
       : bits_(codec.block_bits), tile_(tile) {}
 
   THINWIRE_HD unsigned size() const { return 1u << bits_; }
-  THINWIRE_HD unsigned count() const { return tile_.size >> bits_; }
   THINWIRE_HD unsigned Of(unsigned thread, unsigned quad) const {
     return PlaceOf(thread, quad) >> bits_;
+  }
+  // True if no block lies in two warps.
+  THINWIRE_HD bool LieInWarps() const { return size() <= kWarpElements; }
+  // The blocks that begin in a warp are number `first` of them, `first` + 1 and so on.
+  THINWIRE_HD unsigned FirstOf(unsigned warp) const { return (warp * kWarpElements) >> bits_; }
+  THINWIRE_HD unsigned CountIn(unsigned warp) const {
+    if (LieInWarps()) return kWarpElements >> bits_;
+    return (warp * kWarpElements) % size() == 0;
   }
   // Elements of a block; 0 behind the last one.
   THINWIRE_HD size_t CountOf(unsigned number) const {
@@ -86,11 +96,20 @@ class TileScales {
     } else {
       Maxima(y);
     }
-    team_.Sync();
+    SyncBlocks();
     Pad();
   }
 
  private:
+  // Threads of a block may get afterwards what one of them has put.
+  THINWIRE_HD void SyncBlocks() {
+    if (blocks_.LieInWarps()) {
+      team_.SyncWarp();
+    } else {
+      team_.Sync();
+    }
+  }
+
   // Padding behind the scales is the last tile's.
   THINWIRE_HD void Pad() {
     if (!to_.tile.last() || to_.wire.data == nullptr) return;
@@ -105,9 +124,9 @@ class TileScales {
     reinterpret_cast<uint16_t*>(to_.wire.data)[slot] = static_cast<uint16_t>(BitsOf(scale) >> 16);
   }
 
-  // Turns the block's magnitude, as bits, into the scale that its elements and the wire get.
+  // Turns the block's magnitude, as bits, into the scale that its elements and the wire get. A
+  // block behind the last element is tiny, and not in the wire.
   THINWIRE_HD void SettleBlock(unsigned thread, unsigned block, uint32_t magnitude) {
-    if (blocks_.CountOf(block) == 0) return;
     if (blocks_.Transforms(block)) magnitude = TransformedMagnitude(magnitude);
     BlockScale made{0.0f, 0.0f};
     switch (KindOf(magnitude)) {
@@ -115,11 +134,12 @@ class TileScales {
       case BlockKind::kNonFinite: made.scale = FromBf16(kNanScale); break;
       case BlockKind::kPlain:
         made.scale = PlainScale(magnitude, blocks_.Transforms(block));
-        made.inverse = 1.0f / made.scale;
+        made.inverse = Traits::Codec::kMean ? 1.0f : 1.0f / made.scale;  // signs need none
     }
     shared_.scales.Put(team_, thread, block, made);
     const size_t first = to_.tile.begin >> codec_.block_bits;
-    if (to_.wire.data != nullptr) PutScale(first + block, made.scale);
+    if (to_.wire.data == nullptr || blocks_.CountOf(block) == 0) return;
+    PutScale(first + block, made.scale);
   }
 
   THINWIRE_HD static float PlainScale(uint32_t magnitude, bool transformed) {
@@ -147,16 +167,17 @@ class TileScales {
         shared_.magnitudes.Put(team_, thread, PlaceOf(thread, q) / kGroup, largest[thread]);
       });
     }
-    team_.Sync();
+    SyncBlocks();
     team_.ForEach([&](unsigned thread) {
-      if (thread >= blocks_.count()) return;
-      const unsigned groups = blocks_.size() / kGroup;
+      const unsigned warp = thread / kWarp, lane = thread % kWarp;
+      if (lane >= blocks_.CountIn(warp)) return;
+      const unsigned block = blocks_.FirstOf(warp) + lane, groups = blocks_.size() / kGroup;
       uint32_t magnitude = 0;
       for (unsigned g = 0; g < groups; ++g) {
-        const uint32_t bits = shared_.magnitudes.Get(team_, thread, thread * groups + g);
+        const uint32_t bits = shared_.magnitudes.Get(team_, thread, block * groups + g);
         magnitude = bits > magnitude ? bits : magnitude;
       }
-      SettleBlock(thread, thread, magnitude);
+      SettleBlock(thread, block, magnitude);
     });
   }
 
@@ -171,18 +192,13 @@ class TileScales {
                               FloatOf(BitsOf(y[thread].v[k]) & kAbsMask));
       }
     });
-    team_.Sync();
-    const unsigned warps = to_.tile.size / (kQuads * kGroup);
-    for (unsigned first = 0; first < blocks_.count(); first += warps) {
+    SyncBlocks();
+    for (unsigned number = 0; number < blocks_.CountIn(0); ++number) {
       PerThread<float> sum, other;
       team_.ForEach([&](unsigned thread) {
-        const unsigned block = first + thread / kWarp;
-        sum[thread] = 0.0f;
-        if (block >= blocks_.count()) return;
-        for (unsigned i = thread % kWarp; i < blocks_.size(); i += kSumLanes) {
-          sum[thread] =
-              sum[thread] + shared_.absolutes.Get(team_, thread, (block << codec_.block_bits) + i);
-        }
+        const unsigned warp = thread / kWarp;
+        sum[thread] =
+            number < blocks_.CountIn(warp) ? LaneSum(thread, blocks_.FirstOf(warp) + number) : 0.0f;
       });
       THINWIRE_UNROLL
       for (unsigned width = kSumLanes / 2; width > 0; width /= 2) {
@@ -190,11 +206,25 @@ class TileScales {
         team_.ForEach([&](unsigned thread) { sum[thread] = sum[thread] + other[thread]; });
       }
       team_.ForEach([&](unsigned thread) {
-        const unsigned block = first + thread / kWarp;
-        if (thread % kWarp != 0 || block >= blocks_.count() || blocks_.CountOf(block) == 0) return;
-        SettleBlock(thread, block, BitsOf(MeanOf(sum[thread], blocks_.CountOf(block))));
+        const unsigned warp = thread / kWarp, block = blocks_.FirstOf(warp) + number;
+        if (thread % kWarp != 0 || number >= blocks_.CountIn(warp)) return;
+        const size_t count = blocks_.CountOf(block);
+        SettleBlock(thread, block, count == 0 ? 0 : BitsOf(MeanOf(sum[thread], count)));
       });
     }
+  }
+
+  // Lane l's part of a block's sum: elements l, l + 32, ..., in order.
+  THINWIRE_HD float LaneSum(unsigned thread, unsigned block) {
+    float sum = 0.0f;
+    for (unsigned group = 0; group < blocks_.size(); group += kGroup) {
+      THINWIRE_UNROLL
+      for (unsigned i = 0; i < kGroup; i += kSumLanes) {
+        const unsigned place = (block << codec_.block_bits) + group + i + thread % kWarp;
+        sum = sum + shared_.absolutes.Get(team_, thread, place);
+      }
+    }
+    return sum;
   }
 
   Team& team_;

@@ -3,6 +3,7 @@
 #ifndef THINWIRE_KERNELS_TILES_H_
 #define THINWIRE_KERNELS_TILES_H_
 
+#include "kernels/exact_sums.h"
 #include "kernels/tile_decoder.h"
 #include "kernels/tile_encoder.h"
 
@@ -23,49 +24,6 @@ THINWIRE_HD uint32_t JobOf(const JobTable& jobs, uint32_t tile) {
 template <typename Job>
 THINWIRE_HD TileRange RangeOf(const Job& job, uint32_t tile, unsigned threads) {
   return {size_t{tile - job.first_tile} * TileOf(threads), job.numel, TileOf(threads)};
-}
-
-// to[i] = plain(i) for a quad. Where one of them is a NaN, exact(i) is taken, which makes the NaN's
-// bits, too: one look and one branch a quad.
-template <typename Plain, typename Exact>
-THINWIRE_HD void PutSums(float* to, Plain plain, Exact exact) {
-  float sum[kQuad];
-  bool nan = false;
-  THINWIRE_UNROLL
-  for (unsigned i = 0; i < kQuad; ++i) {
-    sum[i] = plain(i);
-    nan |= IsNan(sum[i]);
-  }
-  if (nan) {
-    THINWIRE_UNROLL
-    for (unsigned i = 0; i < kQuad; ++i) sum[i] = exact(i);
-  }
-  THINWIRE_UNROLL
-  for (unsigned i = 0; i < kQuad; ++i) to[i] = sum[i];
-}
-
-// a += b, for every element that a thread holds.
-THINWIRE_HD void AddValues(Values& a, const Values& b) {
-  THINWIRE_UNROLL
-  for (unsigned q = 0; q < kQuads; ++q) {
-    float* const to = a.v + q * kQuad;
-    const float* const from = b.v + q * kQuad;
-    PutSums(
-        to, [&](unsigned i) { return to[i] + from[i]; },
-        [&](unsigned i) { return Add(to[i], from[i]); });
-  }
-}
-
-// x = factor * base + x, product and sum rounded one after the other.
-THINWIRE_HD void AddScaled(float factor, const Values& base, Values& x) {
-  THINWIRE_UNROLL
-  for (unsigned q = 0; q < kQuads; ++q) {
-    float* const to = x.v + q * kQuad;
-    const float* const from = base.v + q * kQuad;
-    PutSums(
-        to, [&](unsigned i) { return factor * from[i] + to[i]; },
-        [&](unsigned i) { return Add(Mul(factor, from[i]), to[i]); });
-  }
 }
 
 // Makes the gradient the momentum that the engine owns, if it owns one.
@@ -104,7 +62,7 @@ THINWIRE_HD void EncodeTile(Team& team, EncoderShared<Team, Traits>& shared,
   const TileRange tile = RangeOf(job, tile_of_launch, launch.jobs.threads);
   typename Team::template PerThread<Values> x;
   LoadCorrected<kDType>(team, job, tile, x);
-  const EncodeTarget target{job.wire, job.residual, tile};
+  const EncodeTarget target{job.wire, job.residual, false, tile};
   TileEncoder<Team, Traits>(team, shared, launch.codec, target).Run(x);
 }
 

@@ -51,7 +51,7 @@ class WidthsEncoder {
         for (unsigned i = 0; i < kQuad; ++i) {
           lost[i] = x[thread].v[q * kQuad + i] - decoded[thread].v[q * kQuad + i];
         }
-        StoreQuad<DType::kF32>(lost, tile_.begin + PlaceOf(thread, q), tile_.numel, residual);
+        StoreQuad<DType::kF32>(lost, tile_.Place(thread, q), tile_.numel, residual);
       }
     });
   }

@@ -111,8 +111,7 @@ THINWIRE_HD void KeepFinite(Team& team, typename Team::template PerThread<Values
     THINWIRE_UNROLL
     for (unsigned q = 0; q < kQuads; ++q) {
       if (heads[thread].of[q / kTransformQuads] == kNanScale) continue;
-      StoreQuad<DType::kF32>(x[thread].v + q * kQuad, tile.begin + PlaceOf(thread, q), tile.numel,
-                             residual);
+      StoreQuad<DType::kF32>(x[thread].v + q * kQuad, tile.Place(thread, q), tile.numel, residual);
     }
   });
 }

@@ -30,6 +30,7 @@ def jumps(code: Code, begin: int, end: int) -> bool:
     large_blocks = has_loop_of_maxima(code[begin + 1 : end])
     all_skipped = [text for _, text in code[begin + 1 : end]]
     not_needed = adds_products(all_skipped) or pads(all_skipped)
+    not_needed |= finds_nans(code[begin - 2 : begin]) and repeats_sums(code[begin + 1 : end])
     return aligned or to_nearest or repairs_nans or slow_division or large_blocks or not_needed
 
 
@@ -43,6 +44,25 @@ def pads(texts: list[str]) -> bool:
     """Stores zeros behind the scales, and nothing else: the last tile does."""
     stores = [text for text in texts if re.search(r"STG|STS", text)]
     return bool(stores) and all(re.search(r"STG\.E\.U16 .*, RZ$", text) for text in stores)
+
+
+def finds_nans(code: Code) -> bool:
+    return any(re.search(r"FSETP\.(NUM|NAN)", text) for _, text in code)
+
+
+def repeats_sums(code: Code) -> bool:
+    """In a loop that repairs NaNs and stores nothing: a reduction's sums, made anew."""
+    texts = [text for _, text in code]
+    repairs = any("0x400000" in text for text in texts)
+    return repairs and has_loop(code) and not any(re.search(r"STG|STS|BAR\.", t) for t in texts)
+
+
+def has_loop(code: Code) -> bool:
+    for address, text in code:
+        target = re.search(r"\bBRA\b.* 0x([0-9a-f]+)$", text)
+        if target and code[0][0] <= int(target[1], 16) < address:
+            return True
+    return False
 
 
 def straight(code: Code) -> list[str]:

@@ -3,9 +3,10 @@
 //
 // A team (DeviceTeam in cuda_team.cuh is the other one): up to kThreads threads in warps of 32,
 // of which every thread runs what ForEach is given. PerThread is a variable of each thread. Shared
-// memory is seen by all; what one thread puts there, another may get after a Sync. Staged is shared
-// memory of each warp's own, which is filled from device memory while the team goes on: what a
-// thread fetched may be got when its group of fetches is awaited, by other lanes after a SyncWarp.
+// memory is seen by all; what one thread puts there, another may get after a Sync, or one of the
+// same warp after a SyncWarp. Staged is shared memory of each warp's own, which is filled from
+// device memory while the team goes on: what a thread fetched may be got when its group of fetches
+// is awaited, by other lanes after a SyncWarp.
 #ifndef THINWIRE_TESTS_HOST_DEVICE_HOST_TEAM_H_
 #define THINWIRE_TESTS_HOST_DEVICE_HOST_TEAM_H_
 
@@ -33,52 +34,68 @@ class HostTeam {
     std::array<T, kThreads> values_;
   };
 
-  // Remembers who touched what since the last Sync: a kernel with a race is our bug, and ends here.
+  // Remembers who touched what since the last Sync, and since the last SyncWarp, which is enough
+  // among lanes of one warp: a kernel with a race is our bug, and ends here.
   template <typename T, unsigned kCount>
   class Shared {
    public:
     T Get(const HostTeam& team, unsigned thread, unsigned i) {
-      Cell& cell = Check(team, i);
-      if (cell.writer != kNobody && cell.writer != thread) Race("gets what", cell.writer, thread);
-      cell.reader = cell.reader == kNobody || cell.reader == thread ? thread : kSeveral;
+      Cell& cell = Of(team, i);
+      cell.warps.Get("warp", thread / kWarp);
+      cell.threads.Get("thread", thread);
       return cell.value;
     }
     void Put(const HostTeam& team, unsigned thread, unsigned i, T value) {
-      Cell& cell = Check(team, i);
-      if (cell.writer != kNobody && cell.writer != thread) Race("puts what", cell.writer, thread);
-      if (cell.reader != kNobody && cell.reader != thread) Race("puts what", cell.reader, thread);
-      cell.writer = thread;
+      Cell& cell = Of(team, i);
+      cell.warps.Put("warp", thread / kWarp);
+      cell.threads.Put("thread", thread);
       cell.value = value;
     }
     // Atomic: several threads may add between two Syncs, but none may get or put then.
     void Add(const HostTeam& team, unsigned thread, unsigned i, T value) {
-      Cell& cell = Check(team, i);
-      if (cell.writer != kNobody && cell.writer != kAdders) {
-        Race("adds to what", cell.writer, thread);
-      }
-      if (cell.reader != kNobody) Race("adds to what", cell.reader, thread);
-      cell.writer = kAdders;
+      Cell& cell = Of(team, i);
+      cell.warps.Add("warp", thread / kWarp);
       cell.value += value;
     }
 
    private:
     static constexpr unsigned kNobody = ~0u, kSeveral = ~0u - 1, kAdders = ~0u - 2;
+    struct Touched {
+      unsigned epoch = 0, writer = kNobody, reader = kNobody;
+
+      void Begin(unsigned now) {
+        if (epoch != now) *this = {.epoch = now};
+      }
+      void Get(const char* who, unsigned id) {
+        if (writer != kNobody && writer != id) Race(who, id, "gets", writer);
+        reader = reader == kNobody || reader == id ? id : kSeveral;
+      }
+      void Put(const char* who, unsigned id) {
+        if (writer != kNobody && writer != id) Race(who, id, "puts", writer);
+        if (reader != kNobody && reader != id) Race(who, id, "puts", reader);
+        writer = id;
+      }
+      void Add(const char* who, unsigned id) {
+        if (writer != kNobody && writer != kAdders) Race(who, id, "adds to", writer);
+        if (reader != kNobody) Race(who, id, "adds to", reader);
+        writer = kAdders;
+      }
+      [[noreturn]] static void Race(const char* who, unsigned id, const char* what,
+                                    unsigned first) {
+        std::fprintf(stderr, "%s %u %s what %s %u touched since the last sync\n", who, id, what,
+                     who, first);
+        std::abort();
+      }
+    };
     struct Cell {
       T value;
-      unsigned epoch = 0, writer = kNobody, reader = kNobody;
+      Touched warps, threads;  // since the last Sync; since the last SyncWarp
     };
-    Cell& Check(const HostTeam& team, unsigned i) {
+    Cell& Of(const HostTeam& team, unsigned i) {
       Cell& cell = cells_.at(i);
-      if (cell.epoch != team.epoch_) {
-        cell.epoch = team.epoch_;
-        cell.writer = cell.reader = kNobody;
-      }
+      cell.warps.Begin(team.epoch_);
+      cell.threads.Begin(team.warp_epoch_);
       return cell;
-    }
-    [[noreturn]] static void Race(const char* what, unsigned first, unsigned second) {
-      std::fprintf(stderr, "thread %u %s thread %u touched since the last Sync\n", second, what,
-                   first);
-      std::abort();
     }
     std::array<Cell, kCount> cells_;
   };

@@ -69,7 +69,7 @@ void KernelChecks::CheckDecode(const CodecSpec& spec, const std::vector<float>& 
 }
 
 void KernelChecks::CheckReduce(const CodecSpec& up, const CodecSpec& down, size_t numel,
-                               DType dtype, int ranks, int owner) {
+                               DType dtype, int ranks, int owner, const Damage& damage) {
   SCOPED_TRACE(Describe(up, numel, dtype) + ", reduced to " + down.ToString());
   std::vector<std::vector<uint8_t>> wires(ranks);
   std::vector<const uint8_t*> expected_wires(ranks), device_wires(ranks);
@@ -82,6 +82,7 @@ void KernelChecks::CheckReduce(const CodecSpec& up, const CodecSpec& down, size_
         r == 0 ? Values(numel, kSeed + numel) : Residuals(numel, kSeed + 31 * numel + r);
     wires[r].resize(EncodedBytes(up, numel));
     ScalarBackend().Encode(up, {values.data(), numel}, nullptr, wires[r].data());
+    if (r == 0 && damage) damage(wires[r].data());
     copies.push_back(Put(wires[r]));
     expected_wires[r] = wires[r].data();
     device_wires[r] = copies.back().data();

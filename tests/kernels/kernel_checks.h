@@ -3,6 +3,7 @@
 #ifndef THINWIRE_TESTS_KERNELS_KERNEL_CHECKS_H_
 #define THINWIRE_TESTS_KERNELS_KERNEL_CHECKS_H_
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -33,9 +34,11 @@ class KernelChecks : public KernelsOnDevice {
   // All codecs, to a dtype, and added to floats.
   void CheckDecode(const CodecSpec& spec, const std::vector<float>& values, DType dtype,
                    size_t skew);
-  // In place, as the engine does. `owner`: the rank whose shard is not encoded.
+  // In place, as the engine does. `owner`: the rank whose shard is not encoded. `damage` may change
+  // the wire bytes of rank 0.
+  using Damage = std::function<void(uint8_t* wire)>;
   void CheckReduce(const CodecSpec& up, const CodecSpec& down, size_t numel, DType dtype, int ranks,
-                   int owner);
+                   int owner, const Damage& damage = nullptr);
 };
 
 }  // namespace thinwire

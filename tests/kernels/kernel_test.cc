@@ -2,6 +2,8 @@
 // GPU where there is one.
 #include <gtest/gtest.h>
 
+#include <cstring>
+
 #include "compress/codec_list.h"
 #include "compress/element_math.h"
 #include "kernels/tile.h"
@@ -167,6 +169,22 @@ TEST_P(KernelTest, ReduceToAnotherCodecWithoutWireBytes) {
 }
 
 // As small tensors and fp32 go: a result, and no bytes.
+// Scales that no encoder makes, of one rank: a NaN keeps its bits, and an infinity makes NaNs of
+// codes that are 0.
+TEST_P(KernelTest, ReduceOfDamagedScales) {
+  const auto damage = [](uint8_t* wire) {
+    constexpr uint16_t kScales[] = {0x7f81, 0x7f80, 0xffc1, 0x3f80, 0xff80, 0x0001, 0x7fff};
+    memcpy(wire, kScales, sizeof(kScales));
+  };
+  for (const char* text : {"int8", "int4"}) {
+    for (const size_t numel : {4096, 4500}) {
+      CheckReduce(Spec(text), Spec(text), numel, DType::kF32, 4, 3, damage);
+      CheckReduce(Spec(text), Spec("fp32"), numel, DType::kBF16, 3, 1, damage);
+      if (HasFatalFailure()) return;
+    }
+  }
+}
+
 TEST_P(KernelTest, ReduceWithoutWireBytes) {
   const size_t numel = 5000;
   std::vector<float> other = Values(numel, 1), own = Residuals(numel, 2), out(numel);

@@ -100,6 +100,15 @@ def test_the_path_leaves_out_what_plain_values_do_not_need(skipped, taken):
     assert sass_path.jumps(code, 0, len(code) - 1) == taken
 
 
+def test_the_path_leaves_out_sums_that_are_made_anew():
+    loop = ["LDG.E.128 R4, [R2]", "LOP3.LUT R4, R4, 0x400000, RZ, 0xfc", "@P1 BRA 0x20"]
+    found = ["ISETP.NE.AND P0, PT, R1, RZ, PT", "FSETP.NUM.AND P0, PT, R4, R4, P0"]
+    for test, jumped in [(found, True), (found[:1] * 2, False)]:
+        code = [(16 * i, text) for i, text in enumerate([*test, "@P0 BRA 0x60", *loop, "EXIT"])]
+        code = [(at, text.replace("0x20", "0x30")) for at, text in code]
+        assert sass_path.jumps(code, 2, 6) == jumped
+
+
 def test_wide_loads_may_come_before_the_branch():
     texts = ["@!P1 LDG.E.128 R4, [R2]", "@!P1 BRA 0x30", "LDG.E R4, [R2]", "EXIT"]
     code = [(16 * i, text) for i, text in enumerate(texts)]

@@ -1,0 +1,79 @@
+// Sums and products of all elements that a thread holds, to the bit (exact_float.h).
+#ifndef THINWIRE_KERNELS_EXACT_SUMS_H_
+#define THINWIRE_KERNELS_EXACT_SUMS_H_
+
+#include "kernels/exact_float.h"
+#include "kernels/tile.h"
+
+namespace thinwire::kernels {
+
+// to[i] = plain(i) for a quad. Where one of them is a NaN, exact(i) is taken, which makes the NaN's
+// bits, too: one look and one branch a quad.
+template <typename Plain, typename Exact>
+THINWIRE_HD void PutExact(float* to, Plain plain, Exact exact) {
+  float sum[kQuad];
+  bool nan = false;
+  THINWIRE_UNROLL
+  for (unsigned i = 0; i < kQuad; ++i) {
+    sum[i] = plain(i);
+    nan |= IsNan(sum[i]);
+  }
+  if (nan) {
+    THINWIRE_UNROLL
+    for (unsigned i = 0; i < kQuad; ++i) sum[i] = exact(i);
+  }
+  THINWIRE_UNROLL
+  for (unsigned i = 0; i < kQuad; ++i) to[i] = sum[i];
+}
+
+// a += b, for every element that a thread holds.
+THINWIRE_HD void AddValues(Values& a, const Values& b) {
+  THINWIRE_UNROLL
+  for (unsigned q = 0; q < kQuads; ++q) {
+    float* const to = a.v + q * kQuad;
+    const float* const from = b.v + q * kQuad;
+    PutExact(
+        to, [&](unsigned i) { return to[i] + from[i]; },
+        [&](unsigned i) { return Add(to[i], from[i]); });
+  }
+}
+
+// The same, but of a NaN it says only that it is one.
+THINWIRE_HD void AddNumbers(Values& a, const Values& b) {
+  THINWIRE_UNROLL
+  for (unsigned k = 0; k < kQuads * kQuad; ++k) a.v[k] = a.v[k] + b.v[k];
+}
+
+THINWIRE_HD bool HasNan(const Values& x) {
+  bool nan = false;
+  THINWIRE_UNROLL
+  for (unsigned k = 0; k < kQuads * kQuad; ++k) nan |= IsNan(x.v[k]);
+  return nan;
+}
+
+// x = factor * base + x, product and sum rounded one after the other.
+THINWIRE_HD void AddScaled(float factor, const Values& base, Values& x) {
+  THINWIRE_UNROLL
+  for (unsigned q = 0; q < kQuads; ++q) {
+    float* const to = x.v + q * kQuad;
+    const float* const from = base.v + q * kQuad;
+    PutExact(
+        to, [&](unsigned i) { return factor * from[i] + to[i]; },
+        [&](unsigned i) { return Add(Mul(factor, from[i]), to[i]); });
+  }
+}
+
+// x *= factor
+THINWIRE_HD void ScaleValues(float factor, Values& x) {
+  THINWIRE_UNROLL
+  for (unsigned q = 0; q < kQuads; ++q) {
+    float* const to = x.v + q * kQuad;
+    PutExact(
+        to, [&](unsigned i) { return to[i] * factor; },
+        [&](unsigned i) { return Mul(to[i], factor); });
+  }
+}
+
+}  // namespace thinwire::kernels
+
+#endif  // THINWIRE_KERNELS_EXACT_SUMS_H_
