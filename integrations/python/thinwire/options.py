@@ -363,8 +363,9 @@ class ModelOptions:
     )
     warm_up_steps: int | None = _of(
         (DDP, STEPPED),
-        "under DDP, with onebit and Adam: fp32 steps until its variance is frozen; with delay: "
-        "the first steps, which wait",
+        "under DDP: the first steps, whose gradients go in fp32 before the codec takes over, and "
+        "after which onebit with Adam freezes its variance; with delay: the first steps, which "
+        "wait",
     )
     delay: Literal[0, 1] | None = _of(
         (STEPPED,), "1: means come one step late (arXiv 2005.06728); default 0"

@@ -288,7 +288,9 @@ def arguments_of(function: Any) -> tuple[set[str], bool]:
 
 # Arguments that adapters take beside the settings.
 THEIR_OWN = {
-    "State": {"process_group", "clip_value", "clip_norm", "names", "structure"},
+    "State": {
+        "process_group", "clip_value", "clip_norm", "names", "structure", "warm_up_steps",
+    },
     "compress": {"model", "optimizer", "process_group"},
     "all_reduce": {"tensor", "op", "name", "group", "async_op"},
 }  # fmt: skip

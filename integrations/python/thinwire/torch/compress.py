@@ -72,8 +72,8 @@ def compress(
         optimizer: the model's. onebit needs its momentum, and sparse topk is more accurate with it:
             then momentum and weight decay of torch.optim.SGD move into the exchange, and .grad
             after backward() is momentum. onebit with Adam or AdamW is 1-bit Adam
-            (arXiv 2102.02888); it needs warm_up_steps. For a plain module it is also the optimizer
-            whose step() takes the means.
+            (arXiv 2102.02888); it needs warm_up_steps, which any other codec may have. For a plain
+            module it is also the optimizer whose step() takes the means.
         process_group: for plain modules; None: the default group. DDP and FSDP2 have their own.
         options: the settings in `thinwire.torch.Options`; None means the THINWIRE_* variable, else
             the default.
@@ -150,7 +150,6 @@ def _hook_on(
             "compress got another process_group than the model's own; leave it out"
         )
     names = trained_names(module, group, model.parameters_to_ignore if ddp else ())
-    warm_up_steps = options.pop("warm_up_steps", None)
     options = {
         "structure": tensors.structure_of(module),
         **_momentum_of(codec, optimizer, options),
@@ -158,13 +157,7 @@ def _hook_on(
     }
     state = State(codec, group, names=names, **options)
     if state.config.momentum and optimizer is not None:
-        state.take_momentum(optimizer, warm_up_steps=warm_up_steps)
-    elif warm_up_steps is not None:
-        state.close()
-        raise InvalidArgumentError(
-            f"compress got warm_up_steps={warm_up_steps!r} for codec {state.codec!r}, expected it "
-            "with onebit and optimizer=Adam or AdamW only; leave it out"
-        )
+        state.take_momentum(optimizer)
     if delayed := set(map(id, private.delayed_parameters(model))):
         state.note_bypassed({
             private.plain_name(name): p.numel()

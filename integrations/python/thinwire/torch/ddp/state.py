@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -30,6 +30,16 @@ if TYPE_CHECKING:
 
     from thinwire.options import Settings
 
+EXACT = "fp32"  # the codec of a warm-up
+
+
+class WarmUp(NamedTuple):
+    """The first steps, whose gradients go in fp32, and how the exchange goes on after them."""
+
+    steps: int
+    codec: Codec
+    momentum: float
+
 
 class State(GradientExchange):
     """Compresses the gradients of one DDP model: the state of torch's communication hook.
@@ -51,6 +61,7 @@ class State(GradientExchange):
         clip_value: clips each rank's gradients to [-clip_value, clip_value] before the exchange.
         clip_norm: scales each parameter's gradient of each rank to a norm of at most
             clip_norm / sqrt(ranks) (DGC's local clipping, arXiv 1712.01887, section 3.2).
+        warm_up_steps: gradients go in fp32 for so many steps before the codec takes over.
         options: the settings in `thinwire.torch.Options`; None means the THINWIRE_* variable, else
             the default. With momentum=... call take_momentum(optimizer) before the first backward
             pass.
@@ -68,6 +79,7 @@ class State(GradientExchange):
         structure: Structure | None = None,
         clip_value: float | None = None,
         clip_norm: float | None = None,
+        warm_up_steps: int | None = None,
         **options: Unpack[Settings],
     ) -> None:
         self._clip_value = _limit("clip_value", clip_value)
@@ -95,7 +107,59 @@ class State(GradientExchange):
         self._ddp: Callable[[], Any] = lambda: None  # the model, for join()
         self._has_forward, self._factor = False, 1.0
         self._adam: OneBitAdam | None = None
-        self._after_warm_up: tuple[Codec, float] | None = None  # codec and momentum to come
+        self._warm_up = self._planned(warm_up_steps)
+        self._warming_up = False  # whether the exchange is that of the warm-up
+        if self._warm_up is not None:
+            self._take_phase(warming_up=True)
+
+    # The warm-up.
+
+    @property
+    def warmed_up(self) -> bool:
+        """True if the last backward pass went by the codec, and not in the fp32 of a warm-up."""
+        return not self._in_warm_up(self.steps)
+
+    def _in_warm_up(self, steps: int) -> bool:
+        """True if step number `steps`, from 1, goes in the warm-up's fp32."""
+        return self._warm_up is not None and steps <= self._warm_up.steps
+
+    def _planned(self, steps: int | None) -> WarmUp | None:
+        """A warm-up of so many steps before this codec. InvalidArgumentError where there is nothing
+        to change to."""
+        if steps is None:
+            return None
+        check_whole("warm_up_steps", steps, 1)
+        if self.automatic:
+            raise errors.InvalidArgumentError(
+                f"warm_up_steps={steps} with codec='auto', which measures its first steps with "
+                "fp32 and may stay with it; take a codec that is chosen, or leave warm_up_steps out"
+            )
+        if not self.config.momentum and set(self._rules.by_pattern.values()) == {EXACT}:
+            raise errors.InvalidArgumentError(
+                f"warm_up_steps={steps} with codec {EXACT!r}, expected a codec that the gradients "
+                "change to after so many steps in fp32; leave warm_up_steps out"
+            )
+        return WarmUp(steps, self.codec, self.config.momentum)
+
+    def _take_phase(self, *, warming_up: bool) -> None:
+        """Goes on as in the warm-up, or as after it. All ranks call it, with nothing in flight. In
+        the warm-up 1-bit Adam keeps its momentum itself."""
+        assert self._warm_up is not None
+        _, codec, momentum = self._warm_up
+        if warming_up:
+            codec, momentum = EXACT, momentum if self._adam is None else 0.0
+        self._warming_up = warming_up
+        self._layout.forget()
+        self._change_codec(codec, momentum)
+
+    def _end_warm_up(self) -> None:
+        """As the first step after it begins: not before, since the optimizer's last step of the
+        warm-up makes the momentum with which 1-bit Adam's exchange goes on."""
+        self._take_phase(warming_up=False)
+        if self._adam is not None:
+            found = {p: self._adam.momentum_of(p) for p in self._layout.parameters()}
+            named = {self._layout.name_of(p): m for p, m in found.items() if m is not None}
+            self._session.load(with_momentum(self._session.memory(), named), self.steps)
 
     # Momentum.
 
@@ -119,23 +183,25 @@ class State(GradientExchange):
                 move along. Or torch.optim.Adam or AdamW with betas[0] as the state's momentum:
                 1-bit Adam (arXiv 2102.02888).
             name_of: a parameter's name; None: as this state names it.
-            warm_up_steps: for Adam: its gradients go in fp32 for so many steps, then its variance
-                is frozen. The paper takes 15 to 20 % of a run.
+            warm_up_steps: as State's, which has it unless it was given there. Adam needs one: its
+                variance is frozen then. The paper takes 15 to 20 % of a run.
         """
         check_kind("optimizer", optimizer, Optimizer, "one of torch.optim")
-        if warm_up_steps is not None:
-            check_whole("warm_up_steps", warm_up_steps, 1)
-        if self.config.momentum and self.momentum.paired:
+        if warm_up_steps is not None and self._warm_up is not None:
+            raise errors.InvalidArgumentError(
+                f"take_momentum got warm_up_steps={warm_up_steps} for a state that was made with "
+                f"warm_up_steps={self._warm_up.steps}; leave one of them out"
+            )
+        warm_up = self._warm_up or self._planned(warm_up_steps)
+        if self.momentum.paired:
             raise errors.InvalidArgumentError("this state is paired with an optimizer already")
         if is_adam(optimizer) and self.config.momentum:
-            self._take_adam(OneBitAdam(optimizer, warm_up_steps))
-        elif warm_up_steps is not None:
-            raise errors.InvalidArgumentError(
-                f"take_momentum got warm_up_steps={warm_up_steps} for a "
-                f"{type(optimizer).__name__}, expected it with Adam or AdamW only; leave it out"
-            )
+            self._take_adam(OneBitAdam(optimizer, None if warm_up is None else warm_up.steps))
         else:
             super().take_momentum(optimizer, name_of or self._layout.name_of)
+        self._warm_up = warm_up
+        if warm_up is not None:
+            self._take_phase(warming_up=self._in_warm_up(self.steps))
 
     def _take_adam(self, adam: OneBitAdam) -> None:
         if self.config.momentum != adam.beta:
@@ -143,40 +209,9 @@ class State(GradientExchange):
                 f"the state's momentum is {self.config.momentum}, expected betas[0] = {adam.beta}; "
                 f"make it with momentum={adam.beta}, or leave that out of compress()"
             )
-        if self.automatic:
-            raise errors.InvalidArgumentError(
-                "1-bit Adam got codec='auto', expected a codec that is chosen; take 'onebit'"
-            )
         self.momentum.pair(adam.optimizer)
-        self._adam, self._after_warm_up = adam, (self.codec, adam.beta)
-        self._change_codec("fp32", momentum=0.0)
+        self._adam = adam
         adam.install(lambda: self.warmed_up)
-
-    @property
-    def warmed_up(self) -> bool:
-        """True if the last backward pass gave momentum, and not 1-bit Adam's fp32 gradients."""
-        return self._adam is None or self.steps > self._adam.warm_up_steps
-
-    def _warming_up(self, steps: int) -> bool:
-        """True if the exchange is still that of the warm-up, and so many steps end it."""
-        adam = self._adam
-        return self._after_warm_up is not None and adam is not None and steps >= adam.warm_up_steps
-
-    def _end_warm_up(self) -> None:
-        assert self._after_warm_up is not None
-        codec, momentum = self._after_warm_up
-        self._after_warm_up = None
-        self._layout.forget()
-        self._change_codec(codec, momentum)
-
-    def _go_on_with_momentum(self) -> None:
-        """After the warm-up the momentum that Adam has made goes on in the exchange."""
-        self._end_warm_up()
-        adam = self._adam
-        assert adam is not None
-        found = {p: adam.momentum_of(p) for p in self._layout.parameters()}
-        named = {self._layout.name_of(p): m for p, m in found.items() if m is not None}
-        self._session.load(with_momentum(self._session.memory(), named), self.steps)
 
     # Buckets of DDP.
 
@@ -195,8 +230,8 @@ class State(GradientExchange):
             self._end_ddp_step()
         if step.number == 0 and self.steps:
             self.between_steps(buffer.device)
-            if self._warming_up(self.steps):
-                self._go_on_with_momentum()
+            if self._warming_up and not self._in_warm_up(self.steps + 1):
+                self._end_warm_up()
         tensors.check(buffer, self.rank, lambda: self._layout.describe(bucket))
         if step.number == 0:
             self._factor = self._join_factor(buffer.device)
@@ -269,12 +304,13 @@ class State(GradientExchange):
 
     def load_state_dict(self, saved: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
         _, steps = self.check_state_dict(saved)
-        if self._warming_up(steps - 1):
-            self._end_warm_up()
+        if self._in_warm_up(steps) != self._warming_up:
+            self._take_phase(warming_up=not self._warming_up)
         super().load_state_dict(saved)
 
     def _owns_momentum(self) -> bool:
-        return self.config.momentum != 0 or self._after_warm_up is not None
+        later = 0.0 if self._warm_up is None else self._warm_up.momentum
+        return max(self.config.momentum, later) != 0
 
     def recover(
         self,
@@ -295,9 +331,8 @@ class State(GradientExchange):
         check_kind("module", module, (torch.nn.Module, type(None)), "a torch.nn.Module, or None")
         check_kind("optimizer", optimizer, (Optimizer, type(None)), "one of torch.optim, or None")
         result = super().recover(process_group, made=self.steps - self.lost_last_step)
-        if self._after_warm_up is not None and self.config.momentum:  # of the other ranks
-            self._after_warm_up = None
-            self._layout.forget()
+        if self._warm_up is not None:  # the ranks may have stopped on both sides of its end
+            self._take_phase(warming_up=self._in_warm_up(self.steps))
         self._layout.step.abandon()
         if not result.equal:
             agree.replica_from_rank(result.source, module, optimizer, process_group)

@@ -164,11 +164,17 @@ class OptimizedCompression(ModuleCompression):
 
         delay: 1 lets a step's mean come during the next step, which meanwhile computes with weights
           that this rank updated with its own gradient (OD-SGD, thinwire.torch.optimizer.delay).
-        warm_up_steps: the first steps, which wait.
+        warm_up_steps: with delay: the first steps, which wait.
         """
         delay = 0 if delay is None else delay
         warm_up_steps = 0 if warm_up_steps is None else warm_up_steps
         check_whole("warm_up_steps", warm_up_steps, 0)
+        if warm_up_steps and not delay:
+            raise errors.InvalidArgumentError(
+                f"compress got warm_up_steps={warm_up_steps} for a plain module without delay=1, "
+                "expected it with delay=1 there; leave it out, or wrap the model in "
+                "DistributedDataParallel, under which the first steps go in fp32"
+            )
         checks.check_optimizer(optimizer)
         self._delay: OneStepDelay | None = None
         super().__init__(model, codec, optimizer, **options)

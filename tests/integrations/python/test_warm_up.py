@@ -1,0 +1,235 @@
+"""compress(ddp, codec, warm_up_steps=n): n steps in fp32, then the codec, on all ranks at once."""
+
+import pytest
+import thinwire
+import thinwire.torch as tw
+import torch
+import torch.distributed as dist
+from models import data, digest, gradients, loss_of, make_mlp, wrap
+from ranks import run
+from test_recovery import regroup
+from thinwire.torch import State
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+STEPS = 3  # of a warm-up
+ALL = 6
+DEFAULT = {"1d": "fp32", "*": "int4"}
+
+
+def adamw(model: torch.nn.Module) -> torch.optim.AdamW:
+    return torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.01)
+
+
+def sgd(model: torch.nn.Module) -> torch.optim.SGD:
+    return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=0.01)
+
+
+def step(ddp, optimizer, number: int) -> torch.Tensor:
+    """What the optimizer got."""
+    optimizer.zero_grad()
+    loss_of(ddp, data(number, dist.get_rank())).backward()
+    found = gradients(ddp)
+    optimizer.step()
+    return found
+
+
+class InTurns:
+    """The state of a hook that uses one State for some steps, and another one after them, so that
+    both find the same buckets."""
+
+    def __init__(self, first: State, then: State) -> None:
+        self._first, self._then = first, then
+
+    def reduce_bucket(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        state = self._first if self._first.steps < STEPS else self._then
+        return state.reduce_bucket(bucket)
+
+
+def reduce_bucket(state: InTurns, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    return state.reduce_bucket(bucket)
+
+
+def exchanged(rank: int, codec, whole: bool):
+    model = make_mlp()
+    if whole:
+        ddp, _ = wrap(model, codec, warm_up_steps=STEPS)
+    else:
+        ddp = DistributedDataParallel(model)
+        options = {
+            "names": {p: name for name, p in model.named_parameters()},
+            "structure": thinwire.torch.tensors.structure_of(model),
+            "min_bytes": 0,
+        }
+        ddp.register_comm_hook(
+            InTurns(State("fp32", **options), State(codec, **options)), reduce_bucket
+        )
+    optimizer = adamw(model)
+    return [step(ddp, optimizer, number) for number in range(ALL)], digest(model)
+
+
+@pytest.mark.parametrize(
+    ("codec", "world"), [("int4", 3), ("adaptive:bits=2", 2), (DEFAULT, 2), ("bf16", 2)]
+)
+def test_it_is_fp32_and_then_a_fresh_codec(codec, world):
+    """Bit by bit: no residual is older than the change."""
+    ours = run(exchanged, codec, True, world=world)
+    apart = run(exchanged, codec, False, world=world)
+    assert len({bits for _, bits in ours}) == 1
+    exact = run(exchanged, "fp32", False, world=world)[0][0]
+    for number in range(ALL):
+        assert torch.equal(ours[0][0][number], apart[0][0][number]), number
+        assert torch.equal(ours[0][0][number], exact[number]) == (number < STEPS), number
+
+
+def accumulated(rank: int):
+    model = make_mlp()
+    ddp, state = wrap(model, "int4", warm_up_steps=STEPS)
+    optimizer = sgd(model)
+    used = []
+    for number in range(ALL):
+        with ddp.no_sync():
+            loss_of(ddp, data(100 + number, rank)).backward()
+        step(ddp, optimizer, number)
+        used.append((state.codec, state.warmed_up))
+    return used
+
+
+def test_it_counts_the_steps_of_the_optimizer():
+    """And not the backward passes that accumulate gradients."""
+    before, after = [("fp32", False)] * STEPS, [("int4", True)] * (ALL - STEPS)
+    assert run(accumulated)[0] == before + after
+
+
+OPTIMIZERS = {"adamw": adamw, "sgd": sgd, None: None}
+WAYS = [("int4", None), (DEFAULT, "adamw"), ("onebit", "sgd"), ("onebit", "adamw"),
+        ("topk:density=0.02", "sgd")]  # fmt: skip
+
+
+def make(codec, optimized: str | None, seed: int, **options):
+    model = make_mlp(seed=seed)
+    optimizer = OPTIMIZERS[optimized or "adamw"](model)
+    if optimized is not None:
+        options["optimizer"] = optimizer
+    # With unused parameters DDP keeps its first buckets.
+    ddp, state = wrap(model, codec, find_unused_parameters=True, warm_up_steps=STEPS, **options)
+    return model, ddp, state, optimizer
+
+
+def resumed(rank: int, codec, optimized: str | None, pause: int | None, used: bool):
+    model, ddp, state, optimizer = make(codec, optimized, 7)
+    for number in range(ALL):
+        if number == pause:
+            saved = state.state_dict(), model.state_dict(), optimizer.state_dict()
+            if used:  # the same state goes back, from behind the warm-up
+                saved = [clone(one) for one in saved]
+                for later in range(number, ALL + 1):
+                    step(ddp, optimizer, later)
+            else:
+                state.close()
+                model, ddp, state, optimizer = make(codec, optimized, 99)
+            model.load_state_dict(saved[1])
+            optimizer.load_state_dict(saved[2])
+            state.load_state_dict(saved[0])
+        step(ddp, optimizer, number)
+    return digest(model), state.warmed_up
+
+
+def clone(saved):
+    if isinstance(saved, torch.Tensor):
+        return saved.clone()
+    if isinstance(saved, dict):
+        return type(saved)((key, clone(value)) for key, value in saved.items())
+    return saved
+
+
+@pytest.mark.parametrize("used", [False, True])
+@pytest.mark.parametrize(("codec", "optimized"), WAYS)
+def test_resuming_in_it_and_behind_it_is_bitwise_never_having_stopped(codec, optimized, used):
+    straight = run(resumed, codec, optimized, None, False)
+    assert straight[0] == straight[1]
+    for pause in (STEPS - 1, STEPS, STEPS + 1):
+        assert run(resumed, codec, optimized, pause, used) == straight, pause
+
+
+def with_momentum(rank: int, codec):
+    """What SGD's parameters move by, over the rate, in each step."""
+    model = make_mlp()
+    optimizer = sgd(model)
+    options = {} if codec is None else {"optimizer": optimizer, "momentum": 0.9}
+    warm_up = {} if codec is None else {"warm_up_steps": STEPS}
+    ddp, _ = wrap(model, codec, **options, **warm_up)
+    moved = []
+    for number in range(STEPS + 1):
+        before = torch.cat([p.detach().flatten() for p in model.parameters()])
+        step(ddp, optimizer, number)
+        moved.append(before - torch.cat([p.detach().flatten() for p in model.parameters()]))
+    return moved
+
+
+def test_the_momentum_that_the_exchange_owns_goes_on_after_it():
+    plain, ours = run(with_momentum, None)[0], run(with_momentum, "int8")[0]
+    for number in range(STEPS):
+        torch.testing.assert_close(ours[number], plain[number], rtol=1e-3, atol=1e-6)
+    assert (ours[-1] - plain[-1]).norm() < 0.02 * plain[-1].norm()
+
+
+def cut_off(rank: int, codec, optimized: str | None, made: int, ahead: int | None, folder: str):
+    """A run that is cut off after `made` steps: on no rank, or on one alone, has the next step
+    begun, which changes to the codec if it is the first one after the warm-up."""
+    model, ddp, state, optimizer = make(codec, optimized, 7, recoverable=True, timeout_s=3.0)
+    for number in range(ALL):
+        if number == made:
+            if rank == ahead:
+                with pytest.raises(thinwire.Error):
+                    step(ddp, optimizer, number)
+            else:
+                state.fail(thinwire.Error("this rank stops here"))
+            regroup(folder, rank, 2)
+            result = state.recover(module=model, optimizer=optimizer)
+            assert (result.step, result.equal) == (made, True)
+            ddp = DistributedDataParallel(model, find_unused_parameters=True)
+            ddp.register_comm_hook(state, tw.hook)
+        step(ddp, optimizer, number)
+    return digest(model), state.codec
+
+
+@pytest.mark.parametrize("ahead", [None, 0, 1])
+@pytest.mark.parametrize(("codec", "optimized"), [(DEFAULT, None), ("onebit", "adamw")])
+def test_ranks_that_were_cut_off_on_both_sides_of_its_end_go_on_alike(
+    codec, optimized, ahead, tmp_path
+):
+    straight = run(cut_off, codec, optimized, ALL, None, str(tmp_path))
+    assert straight[0] == straight[1] and straight[0][1] == codec
+    for made in (STEPS - 1, STEPS, STEPS + 1):
+        folder = tmp_path / str(made)
+        folder.mkdir()
+        assert run(cut_off, codec, optimized, made, ahead, str(folder)) == straight, made
+
+
+def refused(rank: int):
+    ddp, module = DistributedDataParallel(make_mlp()), make_mlp()
+    for codec, steps, words in [
+        ("auto", 3, "codec='auto'"),
+        ("fp32", 3, "codec 'fp32'.*leave warm_up_steps out"),
+        ({"1d": "fp32", "*": "fp32"}, 3, "codec 'fp32'"),
+        ("int4", 0, "warm_up_steps is 0"),
+        ("int4", 1.5, "warm_up_steps is 1.5"),
+    ]:
+        with pytest.raises(thinwire.InvalidArgumentError, match=words):
+            tw.compress(ddp, codec, warm_up_steps=steps)
+    with pytest.raises(thinwire.InvalidArgumentError, match="without delay=1"):
+        tw.compress(module, "int4", optimizer=sgd(module), warm_up_steps=3)
+    with pytest.raises(thinwire.InvalidArgumentError, match="a model under DDP"):
+        tw.compress(module, "int4", warm_up_steps=3)
+    fully_shard(module)
+    with pytest.raises(thinwire.InvalidArgumentError, match="a model under DDP"):
+        tw.compress(module, "int4", warm_up_steps=3)
+    state = State("onebit", momentum=0.9, warm_up_steps=3)
+    with pytest.raises(thinwire.InvalidArgumentError, match="leave one of them out"):
+        state.take_momentum(adamw(make_mlp()), warm_up_steps=3)
+    tw.compress(ddp)  # no refusal has left anything behind
+
+
+def test_where_it_can_not_be_meant_it_is_a_typed_error():
+    run(refused)
