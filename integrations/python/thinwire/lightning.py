@@ -22,7 +22,7 @@ from thinwire.options import ARGUMENTS
 from thinwire.torch import Compression, compress
 
 _KEY = "thinwire"  # of the residuals in a checkpoint
-_OF_STATE = {*ARGUMENTS, "clip_value", "clip_norm"}
+_OF_STATE = {*ARGUMENTS, "clip_value", "clip_norm", "warm_up_steps", "warm_up_codec"}
 
 
 def _split(strategy: type, options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -363,9 +363,12 @@ class ModelOptions:
     )
     warm_up_steps: int | None = _of(
         (DDP, STEPPED),
-        "under DDP: the first steps, whose gradients go in fp32 before the codec takes over, and "
-        "after which onebit with Adam freezes its variance; with delay: the first steps, which "
-        "wait",
+        "under DDP: the first steps, whose gradients go by warm_up_codec before the codec takes "
+        "over, and after which onebit with Adam freezes its variance; with delay: the first "
+        "steps, which wait",
+    )
+    warm_up_codec: Literal["fp32", "bf16", "int8"] | None = _of(
+        (DDP,), "the codec of warm_up_steps; default fp32, which onebit with Adam needs"
     )
     delay: Literal[0, 1] | None = _of(
         (STEPPED,), "1: means come one step late (arXiv 2005.06728); default 0"
@@ -430,6 +433,7 @@ class Options(Settings, total=False):
     clip_value: float | None
     clip_norm: float | None
     warm_up_steps: int | None
+    warm_up_codec: Literal["fp32", "bf16", "int8"] | None
     delay: Literal[0, 1] | None
     find_unused_parameters: bool | None
     replicas: ProcessGroup | None

@@ -290,6 +290,7 @@ def arguments_of(function: Any) -> tuple[set[str], bool]:
 THEIR_OWN = {
     "State": {
         "process_group", "clip_value", "clip_norm", "names", "structure", "warm_up_steps",
+        "warm_up_codec",
     },
     "compress": {"model", "optimizer", "process_group"},
     "all_reduce": {"tensor", "op", "name", "group", "async_op"},

@@ -1,4 +1,5 @@
-"""compress(ddp, codec, warm_up_steps=n): n steps in fp32, then the codec, on all ranks at once."""
+"""compress(ddp, codec, warm_up_steps=n): n steps in fp32 or by warm_up_codec, then the codec, on
+all ranks at once."""
 
 import pytest
 import thinwire
@@ -42,6 +43,8 @@ class InTurns:
         self._first, self._then = first, then
 
     def reduce_bucket(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        if self._first.steps == STEPS and self._then.steps == 0 and bucket.index() == 0:
+            self._then.load_state_dict(self._first.state_dict())
         state = self._first if self._first.steps < STEPS else self._then
         return state.reduce_bucket(bucket)
 
@@ -50,10 +53,10 @@ def reduce_bucket(state: InTurns, bucket: dist.GradBucket) -> torch.futures.Futu
     return state.reduce_bucket(bucket)
 
 
-def exchanged(rank: int, codec, whole: bool):
+def exchanged(rank: int, codec, whole: bool, first: str = "fp32"):
     model = make_mlp()
     if whole:
-        ddp, _ = wrap(model, codec, warm_up_steps=STEPS)
+        ddp, _ = wrap(model, codec, warm_up_steps=STEPS, warm_up_codec=first)
     else:
         ddp = DistributedDataParallel(model)
         options = {
@@ -62,24 +65,33 @@ def exchanged(rank: int, codec, whole: bool):
             "min_bytes": 0,
         }
         ddp.register_comm_hook(
-            InTurns(State("fp32", **options), State(codec, **options)), reduce_bucket
+            InTurns(State(first, **options), State(codec, **options)), reduce_bucket
         )
     optimizer = adamw(model)
     return [step(ddp, optimizer, number) for number in range(ALL)], digest(model)
 
 
 @pytest.mark.parametrize(
-    ("codec", "world"), [("int4", 3), ("adaptive:bits=2", 2), (DEFAULT, 2), ("bf16", 2)]
+    ("first", "codec", "world"),
+    [
+        ("fp32", "int4", 3),
+        ("fp32", "adaptive:bits=2", 2),
+        ("fp32", DEFAULT, 2),
+        ("fp32", "bf16", 2),
+        ("int8", "int4", 3),
+        ("int8", "adaptive:bits=1", 2),
+        ("bf16", DEFAULT, 2),
+    ],
 )
-def test_it_is_fp32_and_then_a_fresh_codec(codec, world):
-    """Bit by bit: no residual is older than the change."""
-    ours = run(exchanged, codec, True, world=world)
-    apart = run(exchanged, codec, False, world=world)
+def test_it_is_the_first_codec_and_then_the_other_one(first, codec, world):
+    """Bit by bit; what the first one has lost goes on with the other."""
+    ours = run(exchanged, codec, True, first, world=world)
+    apart = run(exchanged, codec, False, first, world=world)
     assert len({bits for _, bits in ours}) == 1
-    exact = run(exchanged, "fp32", False, world=world)[0][0]
+    plain = run(exchanged, first, False, first, world=world)[0][0]
     for number in range(ALL):
         assert torch.equal(ours[0][0][number], apart[0][0][number]), number
-        assert torch.equal(ours[0][0][number], exact[number]) == (number < STEPS), number
+        assert torch.equal(ours[0][0][number], plain[number]) == (number < STEPS), number
 
 
 def accumulated(rank: int):
@@ -225,6 +237,18 @@ def refused(rank: int):
     fully_shard(module)
     with pytest.raises(thinwire.InvalidArgumentError, match="a model under DDP"):
         tw.compress(module, "int4", warm_up_steps=3)
+    for codec, options, words in [
+        ("int8", {"warm_up_steps": 3, "warm_up_codec": "int8"}, "change to after so many.*in int8"),
+        ("int4", {"warm_up_steps": 3, "warm_up_codec": "int4"}, "expected one of fp32, bf16, int8"),
+        ("int4", {"warm_up_codec": "int8"}, "without warm_up_steps"),
+        (
+            "onebit",
+            {"warm_up_steps": 3, "warm_up_codec": "int8", "optimizer": adamw(module)},
+            "1-bit Adam",
+        ),
+    ]:
+        with pytest.raises(thinwire.InvalidArgumentError, match=words):
+            tw.compress(ddp, codec, **options)
     state = State("onebit", momentum=0.9, warm_up_steps=3)
     with pytest.raises(thinwire.InvalidArgumentError, match="leave one of them out"):
         state.take_momentum(adamw(make_mlp()), warm_up_steps=3)

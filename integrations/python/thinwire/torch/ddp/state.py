@@ -30,13 +30,16 @@ if TYPE_CHECKING:
 
     from thinwire.options import Settings
 
-EXACT = "fp32"  # the codec of a warm-up
+EXACT = "fp32"  # a warm-up's codec, unless another one is given
+WARM_UP_CODECS = (EXACT, "bf16", "int8")  # those that lose nothing a training could tell
 
 
 class WarmUp(NamedTuple):
-    """The first steps, whose gradients go in fp32, and how the exchange goes on after them."""
+    """The first steps, whose gradients go by a codec of their own, and how the exchange goes on
+    after them."""
 
     steps: int
+    first: str
     codec: Codec
     momentum: float
 
@@ -61,7 +64,8 @@ class State(GradientExchange):
         clip_value: clips each rank's gradients to [-clip_value, clip_value] before the exchange.
         clip_norm: scales each parameter's gradient of each rank to a norm of at most
             clip_norm / sqrt(ranks) (DGC's local clipping, arXiv 1712.01887, section 3.2).
-        warm_up_steps: gradients go in fp32 for so many steps before the codec takes over.
+        warm_up_steps: gradients go by warm_up_codec for so many steps before the codec takes over.
+        warm_up_codec: None means fp32.
         options: the settings in `thinwire.torch.Options`; None means the THINWIRE_* variable, else
             the default. With momentum=... call take_momentum(optimizer) before the first backward
             pass.
@@ -80,6 +84,7 @@ class State(GradientExchange):
         clip_value: float | None = None,
         clip_norm: float | None = None,
         warm_up_steps: int | None = None,
+        warm_up_codec: str | None = None,
         **options: Unpack[Settings],
     ) -> None:
         self._clip_value = _limit("clip_value", clip_value)
@@ -107,7 +112,7 @@ class State(GradientExchange):
         self._ddp: Callable[[], Any] = lambda: None  # the model, for join()
         self._has_forward, self._factor = False, 1.0
         self._adam: OneBitAdam | None = None
-        self._warm_up = self._planned(warm_up_steps)
+        self._warm_up = self._planned(warm_up_steps, warm_up_codec)
         self._warming_up = False  # whether the exchange is that of the warm-up
         if self._warm_up is not None:
             self._take_phase(warming_up=True)
@@ -116,17 +121,22 @@ class State(GradientExchange):
 
     @property
     def warmed_up(self) -> bool:
-        """True if the last backward pass went by the codec, and not in the fp32 of a warm-up."""
+        """True if the last backward pass went by the codec, and not by that of a warm-up."""
         return not self._in_warm_up(self.steps)
 
     def _in_warm_up(self, steps: int) -> bool:
-        """True if step number `steps`, from 1, goes in the warm-up's fp32."""
+        """True if step number `steps`, from 1, is one of the warm-up."""
         return self._warm_up is not None and steps <= self._warm_up.steps
 
-    def _planned(self, steps: int | None) -> WarmUp | None:
-        """A warm-up of so many steps before this codec. InvalidArgumentError where there is nothing
-        to change to."""
+    def _planned(self, steps: int | None, first: str | None = None) -> WarmUp | None:
+        """A warm-up of so many steps by codec `first` before this codec. InvalidArgumentError where
+        there is nothing to change to."""
         if steps is None:
+            if first is not None:
+                raise errors.InvalidArgumentError(
+                    f"warm_up_codec={first!r} without warm_up_steps; pass the number of steps, or "
+                    "leave it out"
+                )
             return None
         check_whole("warm_up_steps", steps, 1)
         if self.automatic:
@@ -134,20 +144,25 @@ class State(GradientExchange):
                 f"warm_up_steps={steps} with codec='auto', which measures its first steps with "
                 "fp32 and may stay with it; take a codec that is chosen, or leave warm_up_steps out"
             )
-        if not self.config.momentum and set(self._rules.by_pattern.values()) == {EXACT}:
+        first = EXACT if first is None else first
+        if first not in WARM_UP_CODECS:
             raise errors.InvalidArgumentError(
-                f"warm_up_steps={steps} with codec {EXACT!r}, expected a codec that the gradients "
-                "change to after so many steps in fp32; leave warm_up_steps out"
+                f"warm_up_codec is {first!r}, expected one of {', '.join(WARM_UP_CODECS)}"
             )
-        return WarmUp(steps, self.codec, self.config.momentum)
+        if not self.config.momentum and set(self._rules.by_pattern.values()) == {first}:
+            raise errors.InvalidArgumentError(
+                f"warm_up_steps={steps} with codec {first!r}, expected a codec that the gradients "
+                f"change to after so many steps in {first}; leave warm_up_steps out"
+            )
+        return WarmUp(steps, first, self.codec, self.config.momentum)
 
     def _take_phase(self, *, warming_up: bool) -> None:
         """Goes on as in the warm-up, or as after it. All ranks call it, with nothing in flight. In
         the warm-up 1-bit Adam keeps its momentum itself."""
         assert self._warm_up is not None
-        _, codec, momentum = self._warm_up
+        _, first, codec, momentum = self._warm_up
         if warming_up:
-            codec, momentum = EXACT, momentum if self._adam is None else 0.0
+            codec, momentum = first, momentum if self._adam is None else 0.0
         self._warming_up = warming_up
         self._layout.forget()
         self._change_codec(codec, momentum)
@@ -196,6 +211,11 @@ class State(GradientExchange):
         if self.momentum.paired:
             raise errors.InvalidArgumentError("this state is paired with an optimizer already")
         if is_adam(optimizer) and self.config.momentum:
+            if warm_up is not None and warm_up.first != EXACT:
+                raise errors.InvalidArgumentError(
+                    f"warm_up_codec={warm_up.first!r} with 1-bit Adam, expected {EXACT!r}, since "
+                    "its variance is taken from the warm-up; leave warm_up_codec out"
+                )
             self._take_adam(OneBitAdam(optimizer, None if warm_up is None else warm_up.steps))
         else:
             super().take_momentum(optimizer, name_of or self._layout.name_of)
