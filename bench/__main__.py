@@ -51,9 +51,6 @@ KINDS = {
         "programs with the backend thinwire in place of gloo, over these with gloo", "1gbit",
         "plain,int4",
     ),
-    "buckets": Kind(
-        "a DDP step by bucket_cap_mb, over that with the one that advise takes", "1gbit", "int4"
-    ),
     "priority": Kind(
         "steps under p3 and wfbp, and of FSDP2 with as many bytes, over fifo, where exchanging "
         "takes as long as computing", "200mbit", "fifo,wfbp,p3,p3 planned,fsdp2,alone",
@@ -101,8 +98,6 @@ def step_rows(arguments: argparse.Namespace) -> list[Row]:
     """In the ranks of one lab."""
     from bench.subjects import priority, steps
 
-    if arguments.kind == "buckets":
-        return bucket_rows(arguments)
     ways, options = arguments.ways.split(","), {}
     if arguments.kind == "priority":
         subjects = {way: priority.order(way, arguments.codec) for way in ways}
@@ -129,24 +124,6 @@ def step_rows(arguments: argparse.Namespace) -> list[Row]:
         options = {"steps": arguments.steps}
     rows = harness.measure(subjects, seconds=arguments.seconds, **options)
     return [row | steps.chosen.get(row["subject"], {}) for row in rows]
-
-
-def bucket_rows(arguments: argparse.Namespace) -> list[Row]:
-    """A row for each model and bucket_cap_mb; the first of a model is the one that is advised."""
-    from bench.subjects import buckets
-
-    found = []
-    for codec, name in itertools.product(arguments.ways.split(","), buckets.CASES):
-        predicted = buckets.advised(name, codec)
-        subjects = {str(cap): buckets.capped(name, cap, codec) for cap in predicted}
-        for row in harness.measure(subjects, seconds=arguments.seconds):
-            cap = int(row.pop("subject"))
-            found.append(
-                {"model": name, "codec": codec, "subject": f"{name} {codec}, {cap} MB", "cap": cap,
-                 "predicted_ms": 1e3 * predicted[cap], "advised": cap == next(iter(predicted))}
-                | row
-            )  # fmt: skip
-    return found
 
 
 def names_of(arguments: argparse.Namespace) -> list[str]:
