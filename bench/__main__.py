@@ -47,10 +47,6 @@ KINDS = {
         "a step of each framework with int4, over the framework's own exchange", "1gbit",
         "plain,int4",
     ),
-    "one_word": Kind(
-        "programs with the backend thinwire in place of gloo, over these with gloo", "1gbit",
-        "plain,int4",
-    ),
     "priority": Kind(
         "steps under p3 and wfbp, and of FSDP2 with as many bytes, over fifo, where exchanging "
         "takes as long as computing", "200mbit", "fifo,wfbp,p3,p3 planned,fsdp2,alone",
@@ -102,18 +98,12 @@ def step_rows(arguments: argparse.Namespace) -> list[Row]:
     if arguments.kind == "priority":
         subjects = {way: priority.order(way, arguments.codec) for way in ways}
         options = {"steps": priority.TURN}
-    elif arguments.kind in ("frameworks", "one_word"):
-        all_ = steps.FRAMEWORKS
-        if arguments.kind == "one_word":
-            several = int(os.environ["LOCAL_WORLD_SIZE"]) > 1
-            all_ = steps.ONE_WORD_ON_HOSTS if several else steps.ONE_WORD
-            ways += [steps.ALONE] * several
+    elif arguments.kind == "frameworks":
         return [
             {"framework": name} | row
-            for name in names_of(arguments) or all_
-            if name in all_
+            for name in names_of(arguments) or steps.FRAMEWORKS
             for row in harness.measure(
-                {way: all_[name](way) for way in ways}, seconds=arguments.seconds
+                {way: steps.FRAMEWORKS[name](way) for way in ways}, seconds=arguments.seconds
             )
         ]
     else:
@@ -168,18 +158,14 @@ def network_row(row: Row, world: int) -> Row:
     }
 
 
-def cells(arguments: argparse.Namespace) -> Iterator[tuple[str, float, int, int]]:
-    """Links, delays in milliseconds, hosts, and ranks on each host to measure."""
+def cells(arguments: argparse.Namespace) -> Iterator[tuple[str, float, int]]:
+    """Links, delays in milliseconds, and numbers of ranks to measure."""
     links = arguments.links.split(",")
     delays = [float(delay) for delay in arguments.delays_ms.split(",")]
     worlds = [int(world) for world in arguments.worlds.split(",")]
     for link, delay_ms, world in itertools.product(links, delays, worlds):
         if not (delay_ms and link == lab.LOOPBACK):
-            yield link, delay_ms, world, 1
-    names = names_of(arguments) or ["HSDP"]
-    if arguments.kind == "one_word" and any(name.startswith("HSDP") for name in names):
-        for link, delay_ms in itertools.product(links, delays):
-            yield link, delay_ms, 2, 2
+            yield link, delay_ms, world
 
 
 def measure_cell(arguments: argparse.Namespace, place: lab.Lab, kind: str, width: int) -> list[Row]:
@@ -212,13 +198,11 @@ def run(arguments: argparse.Namespace, out: Path) -> list[Row]:
     kinds, widths = [arguments.kind], str(arguments.width)
     if several := KINDS[arguments.kind].kinds:
         kinds, widths = names_of(arguments) or several.split(";"), arguments.widths
-    for place_of, kind, width in itertools.product(
+    for (link, delay_ms, world), kind, width in itertools.product(
         cells(arguments), kinds, map(int, widths.split(","))
     ):
-        link, delay_ms, hosts, ranks = place_of
         cell = {
-            "link": link, "delay_ms": delay_ms, "world": hosts * ranks, "hosts": hosts,
-            "kind": kind, "width": width,
+            "link": link, "delay_ms": delay_ms, "world": world, "kind": kind, "width": width
         }  # fmt: skip
         if any(cell.items() <= row.items() for row in rows):
             continue
@@ -229,7 +213,7 @@ def run(arguments: argparse.Namespace, out: Path) -> list[Row]:
             print(f"{cell}: skipped, the {arguments.minutes:g} minutes are over", flush=True)
             continue
         start = time.monotonic()
-        with lab.open_lab(hosts, link, delay_ms=delay_ms, ranks_per_host=ranks) as place:
+        with lab.open_lab(world, link, delay_ms=delay_ms) as place:
             found = [cell | row for row in measure_cell(arguments, place, kind, width)]
         print(f"{kind}, {width}, {delay_ms:g} ms: {time.monotonic() - start:.0f} s")
         if found:
