@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
-#include <ctime>
 #include <string>
 #include <vector>
 
@@ -193,16 +192,6 @@ void PrintJson(const std::vector<Row>& rows, const char* path) {
   std::fclose(file);
 }
 
-// How much processor time the simulation of a large world takes.
-void PrintLargeWorld(const Profile& profile) {
-  Setting setting = SettingOf(profile, {profile.name, 4096, 10.0, 0.1, 0.1, 0.3, 0, 0, 0});
-  const std::clock_t start = std::clock();
-  const Outcome outcome = Simulate(setting);
-  const double seconds = static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC;
-  std::printf("%s, %d ranks, %d steps: %.2f s of the processor to simulate, %.3f of the bound\n",
-              profile.name.c_str(), setting.ranks, setting.steps, seconds, outcome.ratio());
-}
-
 int Main(bool brief, const char* out) {
   constexpr double kFlops = 30e12;  // what a GPU reaches on these
   const std::vector<Profile> profiles = {ResNet50(64, kFlops), Vgg19(32, kFlops),
@@ -247,7 +236,6 @@ int Main(bool brief, const char* out) {
     }
   }
   PrintTable(rows, latencies);
-  for (const Profile& profile : profiles) PrintLargeWorld(profile);
   if (out != nullptr) PrintJson(rows, out);
   return 0;
 }
