@@ -192,6 +192,27 @@ void PrintJson(const std::vector<Row>& rows, const char* path) {
   std::fclose(file);
 }
 
+// Fills in what a row's setting comes to. False if a simulation does not finish.
+bool Measure(const Profile& profile, Row* row) {
+  Setting setting = SettingOf(profile, *row);
+  const Outcome announced = Simulate(setting);
+  Setting far = setting;
+  far.order = Order::kPredicted;
+  far.engine.lanes = Options().lanes;
+  far.warmup = 10;
+  far.steps = 14;
+  const Outcome predicted = Simulate(far);
+  setting.engine.policy = Policy::kFifo;
+  setting.barrier = true;
+  const Outcome fifo = Simulate(setting);
+  if (!announced.finished || !predicted.finished || !fifo.finished) return false;
+  row->announced = announced.ratio();
+  row->predicted = predicted.ratio();
+  const double best = row->latency_ms < 1.0 ? announced.mean_s() : predicted.mean_s();
+  row->fifo_over_best = fifo.mean_s() / best;
+  return true;
+}
+
 int Main(bool brief, const char* out) {
   constexpr double kFlops = 30e12;  // what a GPU reaches on these
   const std::vector<Profile> profiles = {ResNet50(64, kFlops), Vgg19(32, kFlops),
@@ -205,30 +226,10 @@ int Main(bool brief, const char* out) {
         for (const double latency : latencies) {
           for (const double jitter : {0.0, 0.1, 0.2}) {  // layers take up to 1.4 times as long
             for (const double straggling : {0.0, 0.3}) {
-              Row row{profile.name, n, gbit, latency, jitter, straggling, 0, 0, 0};
-              Setting setting = SettingOf(profile, row);
-              const Outcome announced = Simulate(setting);
-              setting.order = Order::kPredicted;
-              setting.engine.lanes = Options().lanes;
-              setting.warmup = 10;
-              setting.steps = 14;
-              const Outcome predicted = Simulate(setting);
-              setting.warmup = Setting().warmup;
-              setting.steps = Setting().steps;
-              setting.order = Order::kAnnounced;
-              setting.engine.lanes = LanesFor(setting);
-              setting.engine.policy = Policy::kFifo;
-              setting.barrier = true;
-              const Outcome fifo = Simulate(setting);
-              if (!announced.finished || !predicted.finished || !fifo.finished) {
-                std::fprintf(stderr, "a simulation did not finish\n");
-                return 1;
-              }
-              row.announced = announced.ratio();
-              row.predicted = predicted.ratio();
-              const double best = latency < 1.0 ? announced.mean_s() : predicted.mean_s();
-              row.fifo_over_best = fifo.mean_s() / best;
-              rows.push_back(row);
+              rows.push_back({profile.name, n, gbit, latency, jitter, straggling, 0, 0, 0});
+              if (Measure(profile, &rows.back())) continue;
+              std::fprintf(stderr, "a simulation did not finish\n");
+              return 1;
             }
           }
         }
