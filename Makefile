@@ -22,7 +22,7 @@ endif
 
 .PHONY: help packages venv setup build check demo demo-packages library test test-cpp build-asan test-asan build-tsan test-tsan tsan-gloo test-neon test-python test-torch trainers test-trainers \
   test-frameworks thread-safety docs \
-  gpu gpu-pack gpu-pack-check neon fuzz soak replicas bench bench-frameworks bench-one-word bench-sites accuracy ratio wheel wheel-aarch64 \
+  gpu gpu-pack gpu-pack-check neon fuzz soak replicas bench bench-frameworks bench-sites accuracy ratio wheel wheel-aarch64 \
   wheel-check wheel-check-aarch64 lint format clean
 
 help:
@@ -44,7 +44,6 @@ help:
 	@echo "make accuracy, make ratio   what compression costs in accuracy (hours), and in precision"
 	@echo "make bench-sites         a round between sites on a far link, beside torchft's DiLoCo, hivemind and Flower"
 	@echo "make bench-frameworks   steps under DDP, FSDP2, Lightning, Accelerate, transformers and Horovod's API"
-	@echo "make bench-one-word   programs that differ from their exact twins by the name of a backend"
 	@echo "make wheel, make wheel-aarch64   a wheel that needs no compiler; make lint, make format, make clean"
 	@echo "make wheel-check   installs the wheel in an empty root, and runs every example there"
 	@echo "make wheel-check-aarch64   the other wheel, by qemu: the bytes of x86-64"
@@ -194,11 +193,6 @@ bench: build
 bench-frameworks: build
 	@scripts/frameworks_setup.sh trainers
 	@build/frameworks/bin/python -m bench frameworks $(ARGS)
-
-# make bench-one-word ARGS="--seconds 3" takes two minutes.
-bench-one-word: build
-	@scripts/frameworks_setup.sh trainers
-	@build/frameworks/bin/python -m bench one_word $(ARGS)
 
 # A round of 5 M parameters on 100 Mb/s with 20 ms, in two minutes; not in CI.
 bench-sites: build

@@ -47,13 +47,6 @@ KINDS = {
         "a step of each framework with int4, over the framework's own exchange", "1gbit",
         "plain,int4",
     ),
-    "one_word": Kind(
-        "programs with the backend thinwire in place of gloo, over these with gloo", "1gbit",
-        "plain,int4",
-    ),
-    "buckets": Kind(
-        "a DDP step by bucket_cap_mb, over that with the one that advise takes", "1gbit", "int4"
-    ),
     "priority": Kind(
         "steps under p3 and wfbp, and of FSDP2 with as many bytes, over fifo, where exchanging "
         "takes as long as computing", "200mbit", "fifo,wfbp,p3,p3 planned,fsdp2,alone",
@@ -101,24 +94,16 @@ def step_rows(arguments: argparse.Namespace) -> list[Row]:
     """In the ranks of one lab."""
     from bench.subjects import priority, steps
 
-    if arguments.kind == "buckets":
-        return bucket_rows(arguments)
     ways, options = arguments.ways.split(","), {}
     if arguments.kind == "priority":
         subjects = {way: priority.order(way, arguments.codec) for way in ways}
         options = {"steps": priority.TURN}
-    elif arguments.kind in ("frameworks", "one_word"):
-        all_ = steps.FRAMEWORKS
-        if arguments.kind == "one_word":
-            several = int(os.environ["LOCAL_WORLD_SIZE"]) > 1
-            all_ = steps.ONE_WORD_ON_HOSTS if several else steps.ONE_WORD
-            ways += [steps.ALONE] * several
+    elif arguments.kind == "frameworks":
         return [
             {"framework": name} | row
-            for name in names_of(arguments) or all_
-            if name in all_
+            for name in names_of(arguments) or steps.FRAMEWORKS
             for row in harness.measure(
-                {way: all_[name](way) for way in ways}, seconds=arguments.seconds
+                {way: steps.FRAMEWORKS[name](way) for way in ways}, seconds=arguments.seconds
             )
         ]
     else:
@@ -129,24 +114,6 @@ def step_rows(arguments: argparse.Namespace) -> list[Row]:
         options = {"steps": arguments.steps}
     rows = harness.measure(subjects, seconds=arguments.seconds, **options)
     return [row | steps.chosen.get(row["subject"], {}) for row in rows]
-
-
-def bucket_rows(arguments: argparse.Namespace) -> list[Row]:
-    """A row for each model and bucket_cap_mb; the first of a model is the one that is advised."""
-    from bench.subjects import buckets
-
-    found = []
-    for codec, name in itertools.product(arguments.ways.split(","), buckets.CASES):
-        predicted = buckets.advised(name, codec)
-        subjects = {str(cap): buckets.capped(name, cap, codec) for cap in predicted}
-        for row in harness.measure(subjects, seconds=arguments.seconds):
-            cap = int(row.pop("subject"))
-            found.append(
-                {"model": name, "codec": codec, "subject": f"{name} {codec}, {cap} MB", "cap": cap,
-                 "predicted_ms": 1e3 * predicted[cap], "advised": cap == next(iter(predicted))}
-                | row
-            )  # fmt: skip
-    return found
 
 
 def names_of(arguments: argparse.Namespace) -> list[str]:
@@ -191,18 +158,14 @@ def network_row(row: Row, world: int) -> Row:
     }
 
 
-def cells(arguments: argparse.Namespace) -> Iterator[tuple[str, float, int, int]]:
-    """Links, delays in milliseconds, hosts, and ranks on each host to measure."""
+def cells(arguments: argparse.Namespace) -> Iterator[tuple[str, float, int]]:
+    """Links, delays in milliseconds, and numbers of ranks to measure."""
     links = arguments.links.split(",")
     delays = [float(delay) for delay in arguments.delays_ms.split(",")]
     worlds = [int(world) for world in arguments.worlds.split(",")]
     for link, delay_ms, world in itertools.product(links, delays, worlds):
         if not (delay_ms and link == lab.LOOPBACK):
-            yield link, delay_ms, world, 1
-    names = names_of(arguments) or ["HSDP"]
-    if arguments.kind == "one_word" and any(name.startswith("HSDP") for name in names):
-        for link, delay_ms in itertools.product(links, delays):
-            yield link, delay_ms, 2, 2
+            yield link, delay_ms, world
 
 
 def measure_cell(arguments: argparse.Namespace, place: lab.Lab, kind: str, width: int) -> list[Row]:
@@ -235,13 +198,11 @@ def run(arguments: argparse.Namespace, out: Path) -> list[Row]:
     kinds, widths = [arguments.kind], str(arguments.width)
     if several := KINDS[arguments.kind].kinds:
         kinds, widths = names_of(arguments) or several.split(";"), arguments.widths
-    for place_of, kind, width in itertools.product(
+    for (link, delay_ms, world), kind, width in itertools.product(
         cells(arguments), kinds, map(int, widths.split(","))
     ):
-        link, delay_ms, hosts, ranks = place_of
         cell = {
-            "link": link, "delay_ms": delay_ms, "world": hosts * ranks, "hosts": hosts,
-            "kind": kind, "width": width,
+            "link": link, "delay_ms": delay_ms, "world": world, "kind": kind, "width": width
         }  # fmt: skip
         if any(cell.items() <= row.items() for row in rows):
             continue
@@ -252,7 +213,7 @@ def run(arguments: argparse.Namespace, out: Path) -> list[Row]:
             print(f"{cell}: skipped, the {arguments.minutes:g} minutes are over", flush=True)
             continue
         start = time.monotonic()
-        with lab.open_lab(hosts, link, delay_ms=delay_ms, ranks_per_host=ranks) as place:
+        with lab.open_lab(world, link, delay_ms=delay_ms) as place:
             found = [cell | row for row in measure_cell(arguments, place, kind, width)]
         print(f"{kind}, {width}, {delay_ms:g} ms: {time.monotonic() - start:.0f} s")
         if found:

@@ -1,14 +1,11 @@
 // Every codec operation against its twin, interleaved in one run. Names are OP/SPEC/BYTES, BYTES of
 // fp32. Counters: ratio_to_twin (median time / median twin time), its spread (the middle half of
 // the repetitions' ratios), and the fp32 bandwidth of both. With --simd=AVX2 another instruction
-// set. Two operations have another measure than a twin: rounding is stochastic against nearest, and
-// select_cold is topk without last step's threshold against std::nth_element and separate passes.
+// set. One operation has another measure than a twin: rounding is stochastic against nearest.
 #include <benchmark/benchmark.h>
 
 #include <algorithm>
 #include <chrono>
-#include <cmath>
-#include <cstdlib>
 #include <functional>
 #include <memory>
 #include <random>
@@ -106,36 +103,16 @@ Operation MakeOperation(const std::string& op, const CodecSpec& spec, size_t n) 
           }};
 }
 
-// Top-K with feedback as one writes it first.
-void SelectSimply(const float* g, float* r, size_t n, size_t k, float* magnitudes) {
-  for (size_t i = 0; i < n; ++i) r[i] += g[i];
-  for (size_t i = 0; i < n; ++i) magnitudes[i] = std::fabs(r[i]);
-  std::nth_element(magnitudes, magnitudes + k - 1, magnitudes + n, std::greater<float>());
-  const float last = magnitudes[k - 1];
-  for (size_t i = 0, sent = 0; i < n && sent < k; ++i) {
-    if (std::fabs(r[i]) < last) continue;
-    r[i] = 0.0f;
-    ++sent;
-  }
-}
-
-// `carried`: with the last step's threshold.
-Operation MakeSelection(const CodecSpec& spec, size_t n, bool carried) {
+// topk with the last step's threshold.
+Operation MakeSelection(const CodecSpec& spec, size_t n) {
   const Backend& codecs = CpuBackend();
-  const auto ours = [=, &codecs](Arrays& a) {
-    if (!carried) a.threshold = 0;
-    codecs.Encode(spec, {.gradient = {a.NextGradient(), n},
-                         .residual = a.r.get(),
-                         .wire = a.wire.get(),
-                         .threshold = &a.threshold});
-  };
-  if (carried) {
-    return {ours, [=](Arrays& a) { twin::Accumulate(a.NextGradient(), a.r.get(), n); }};
-  }
-  return {ours, [=](Arrays& a) {
-            SelectSimply(a.NextGradient(), a.r.get(), n, EntryCount(spec.density_ppm, n),
-                         a.out.get());
-          }};
+  return {[=, &codecs](Arrays& a) {
+            codecs.Encode(spec, {.gradient = {a.NextGradient(), n},
+                                 .residual = a.r.get(),
+                                 .wire = a.wire.get(),
+                                 .threshold = &a.threshold});
+          },
+          [=](Arrays& a) { twin::Accumulate(a.NextGradient(), a.r.get(), n); }};
 }
 
 // Stochastic rounding against rounding to the nearest.
@@ -160,10 +137,9 @@ double Seconds(const Body& body, Arrays& arrays, size_t rounds) {
 
 void Run(benchmark::State& state, const std::string& op, const CodecSpec& spec, size_t bytes) {
   const size_t n = bytes / sizeof(float), rounds = std::max<size_t>(1, kBytesPerRepetition / bytes);
-  const Operation operation = op == "rounding"      ? MakeRounding(spec, n)
-                              : op == "select"      ? MakeSelection(spec, n, true)
-                              : op == "select_cold" ? MakeSelection(spec, n, false)
-                                                    : MakeOperation(op, spec, n);
+  const Operation operation = op == "rounding" ? MakeRounding(spec, n)
+                              : op == "select" ? MakeSelection(spec, n)
+                                               : MakeOperation(op, spec, n);
   // Each side has arrays of its own, so that residuals stay what each made them.
   Arrays mine(spec, n), twins(spec, n);
   std::vector<double> codec, twin, ratio;
@@ -201,7 +177,6 @@ void RegisterAll() {
     if (codec.entries()) {
       for (const uint32_t ppm : {10000u, 1000u}) {
         Register("select", {.id = codec.id, .density_ppm = ppm});
-        Register("select_cold", {.id = codec.id, .density_ppm = ppm});
       }
       continue;
     }

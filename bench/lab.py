@@ -7,10 +7,9 @@ delays and losses.
     tw<pid>h1  eth0 --veth-- port1 --+-- the switch, in the namespace tw<pid>sw
 
 Both ends of every link have a token bucket (`tc tbf`), so each host sends and receives at its
-rate. A pair of hosts may have a rate of its own in each direction (`tc htb` at the sender). Where
-there are delays or losses, or a link is to be cut, a user-space switch takes the place of the
-kernel's bridge: it holds every frame back for the delay of its pair and direction, since kernels
-without netem can't. It costs about an eighth of a core at 200 Mb/s.
+rate. Where there are delays or losses, a user-space switch takes the place of the kernel's bridge
+and holds every frame back, since kernels without netem can't. It costs about an eighth of a core at
+200 Mb/s.
 
 All of it lives in these namespaces and is removed with them; no traffic leaves them. Requires `ip`
 and `tc` (package iproute2), and root or the right to make user namespaces. `bench/`, the tests and
@@ -21,9 +20,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import ctypes
-import heapq
-import itertools
-import json
 import os
 import random
 import re
@@ -34,8 +30,9 @@ import socket
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 LOOPBACK = "loopback"  # no namespaces: all ranks share the machine's loopback interface
 NONE = "none"  # a host's link without a limit
@@ -48,17 +45,6 @@ POLL_S = 0.02
 
 
 @dataclass(frozen=True)
-class Wire:
-    """One direction between two hosts. rate: bits per second as `tc` writes it ("100mbit"), or ""
-    for the hosts' own; delay_ms: one way, in milliseconds; loss: probability that a frame is
-    dropped (a frame is what the kernel hands over at once, up to 64 KiB of a stream)."""
-
-    rate: str = ""
-    delay_ms: float = 0.0
-    loss: float = 0.0
-
-
-@dataclass(frozen=True)
 class Lab:
     """Where ranks run. Rank r lives on host r // ranks_per_host."""
 
@@ -67,13 +53,6 @@ class Lab:
     namespaces: tuple[str, ...] = ()  # one a host; none on loopback
     switch: str = ""  # the namespace of the switch
     ranks_per_host: int = 1
-    roles: tuple[str, ...] = ()  # a word for each rank, which its program reads from ROLE
-    _control: subprocess.Popen[bytes] | None = field(default=None, repr=False)
-
-    @property
-    def ports(self) -> tuple[str, ...]:
-        """The devices in the switch, by host."""
-        return tuple(f"port{host}" for host in range(len(self.namespaces)))
 
     def address(self, host: int) -> str:
         """The IPv4 address of a host's eth0."""
@@ -88,9 +67,9 @@ class Lab:
         return ["nsenter", f"--net=/run/netns/{namespace}", *command]
 
     def environment_of(self, rank: int, port: int) -> dict[str, str]:
-        """The variables that torchrun would set, and ROLE if the lab was given roles."""
+        """The variables that torchrun would set."""
         local = self.ranks_per_host if self.namespaces else self.world
-        variables = {
+        return {
             "RANK": str(rank),
             "LOCAL_RANK": str(rank % local),
             "WORLD_SIZE": str(self.world),
@@ -101,7 +80,6 @@ class Lab:
             "OMP_NUM_THREADS": "1",
             "TORCH_CPP_LOG_LEVEL": "ERROR",  # c10d can't look names up in there, and says so
         }
-        return variables | ({"ROLE": self.roles[rank]} if self.roles else {})
 
     def start(
         self,
@@ -126,35 +104,6 @@ class Lab:
             for process in ranks:
                 process.kill()
                 process.wait()
-
-    def cut(self, source: int, target: int) -> None:
-        """Drops all frames from one host to another, in this direction only, until heal(). Requires
-        cuttable=True."""
-        self._tell("cut", source, target)
-
-    def heal(self, source: int, target: int) -> None:
-        """Ends a cut()."""
-        self._tell("heal", source, target)
-
-    def isolate(self, host: int) -> None:
-        """Cuts a host off from all others, in both directions."""
-        self._tell_all("cut", host)
-
-    def rejoin(self, host: int) -> None:
-        """Ends an isolate()."""
-        self._tell_all("heal", host)
-
-    def _tell_all(self, what: str, host: int) -> None:
-        for pair in itertools.permutations(range(len(self.namespaces)), 2):
-            if host in pair:
-                self._tell(what, *pair)
-
-    def _tell(self, what: str, source: int, target: int) -> None:
-        if self._control is None:
-            raise RuntimeError("this lab's links can't be cut: open it with cuttable=True")
-        self._control.stdin.write(f"{what} {source} {target}\n".encode())
-        self._control.stdin.flush()
-        self._control.stdout.readline()  # done
 
 
 def check_link(link: str) -> None:
@@ -209,64 +158,49 @@ def open_lab(
     ranks_per_host: int = 1,
     delay_ms: float = 0.0,
     loss: float = 0.0,
-    pairs: Mapping[tuple[int, int], Wire] | None = None,
-    cuttable: bool = False,
-    roles: Sequence[str] = (),
 ) -> Iterator[Lab]:
     """A lab that is removed at the end, also after SIGTERM.
 
     link: the rate of each host's link in both directions ("100mbit", NONE), one for all or one for
-      each; or LOOPBACK, which has neither delays nor pairs.
-    delay_ms, loss: of every pair and direction.
-    pairs: by (source, target), the wires that differ from these.
-    cuttable: links can be cut and healed while ranks run.
-    roles: a word for each rank.
+      each; or LOOPBACK, which has no delays.
+    delay_ms, loss: of every pair and direction; one way, and the probability that a frame is
+      dropped (a frame is what the kernel hands over at once, up to 64 KiB of a stream).
 
     RuntimeError if the system refuses; ValueError for arguments that make no lab."""
     links = [link] * hosts if isinstance(link, str) else list(link)
-    pairs = dict(pairs or {})
-    if len(links) != hosts or (roles and len(roles) != hosts * ranks_per_host):
-        raise ValueError(
-            f"{hosts} hosts of {ranks_per_host} ranks, {len(links)} links, {len(roles)} roles"
-        )
-    for rate in [*links, *(wire.rate for wire in pairs.values() if wire.rate)]:
+    if len(links) != hosts:
+        raise ValueError(f"{hosts} hosts, {len(links)} links")
+    for rate in links:
         check_link(rate)
-    switched = bool(
-        delay_ms or loss or cuttable or any(wire.delay_ms or wire.loss for wire in pairs.values())
-    )
+    switched = bool(delay_ms or loss)
     if LOOPBACK in links:
-        if switched or pairs or set(links) != {LOOPBACK}:
+        if switched or set(links) != {LOOPBACK}:
             raise ValueError(
-                "loopback has no link to delay, to cut or to share; take a shaped link or 'none'"
+                "loopback has no link to delay or to share; take a shaped link or 'none'"
             )
-        yield Lab(
-            hosts * ranks_per_host, LOOPBACK, ranks_per_host=ranks_per_host, roles=tuple(roles)
-        )
+        yield Lab(hosts * ranks_per_host, LOOPBACK, ranks_per_host=ranks_per_host)
         return
     prefix = f"tw{os.getpid()}"
     switch, names = f"{prefix}sw", tuple(f"{prefix}h{host}" for host in range(hosts))
-    control = None
+    passing = None
     with _exit_on_sigterm():
         try:
             _ip("netns", "add", switch)
             for host, name in enumerate(names):
                 _plug(switch, name, host, links[host])
-                _limit_pairs(name, host, links[host], pairs)
             if switched:
-                control = _start_switch(switch, hosts, delay_ms, loss, pairs)
+                passing = _start_switch(switch, hosts, delay_ms / 1e3, loss)
             else:
                 _ip("-n", switch, "link", "add", "bridge", "type", "bridge")
                 _ip("-n", switch, "link", "set", "bridge", "up")
                 for host in range(hosts):
                     _ip("-n", switch, "link", "set", f"port{host}", "master", "bridge")
             told = links[0] if len(set(links)) == 1 else ",".join(links)
-            yield Lab(
-                hosts * ranks_per_host, told, names, switch, ranks_per_host, tuple(roles), control
-            )
+            yield Lab(hosts * ranks_per_host, told, names, switch, ranks_per_host)
         finally:
-            if control is not None:
-                control.kill()
-                control.wait()
+            if passing is not None:
+                passing.kill()
+                passing.wait()
             for name in (*names, switch):
                 subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
 
@@ -298,47 +232,10 @@ def _plug(switch: str, name: str, host: int, rate: str) -> None:
             _command(*f"tc -n {where} qdisc add dev {device} root {bucket}".split())
 
 
-def _limit_pairs(name: str, host: int, link: str, pairs: Mapping[tuple[int, int], Wire]) -> None:
-    """Rates of single pairs: a class for each, below one for the whole link, in place of the
-    sender's bucket."""
-    rated = {
-        target: wire.rate
-        for (source, target), wire in pairs.items()
-        if source == host and wire.rate
-    }
-    if not rated:
-        return
-    whole = "100gbit" if link == NONE else link
-
-    def add(what: str) -> None:
-        _command(*f"tc -n {name} {what}".split())
-
-    def add_class(parent: str, number: str, rate: str) -> None:
-        burst = f"burst {BURST_BYTES} cburst {BURST_BYTES} quantum 65536"
-        add(f"class add dev eth0 parent {parent} classid {number} htb rate {rate} {burst}")
-
-    add("qdisc replace dev eth0 root handle 1: htb default 2")
-    add_class("1:", "1:1", whole)
-    add_class("1:1", "1:2", whole)
-    for target, rate in rated.items():
-        number = f"1:{target + 16:x}"
-        queue = round(bits_per_second(rate) / 8 * QUEUE_S) + BURST_BYTES
-        add_class("1:1", number, rate)
-        add(f"qdisc add dev eth0 parent {number} bfifo limit {queue}")
-        match = f"match ip dst {SUBNET}.{target + 1}/32 flowid {number}"
-        add(f"filter add dev eth0 parent 1: protocol ip u32 {match}")
-
-
-def _start_switch(
-    switch: str, hosts: int, delay_ms: float, loss: float, pairs: Mapping[tuple[int, int], Wire]
-) -> subprocess.Popen[bytes]:
-    wires = {}
-    for source, target in itertools.permutations(range(hosts), 2):
-        wire = pairs.get((source, target), Wire(delay_ms=delay_ms, loss=loss))
-        wires[f"{source} {target}"] = (wire.delay_ms / 1e3, wire.loss)
-    inside = ["nsenter", f"--net=/run/netns/{switch}", sys.executable, __file__]
-    inside += ["--switch", json.dumps(wires)]
-    process = subprocess.Popen(inside, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+def _start_switch(switch: str, hosts: int, delay_s: float, loss: float) -> subprocess.Popen[bytes]:
+    command = ["nsenter", f"--net=/run/netns/{switch}", sys.executable, __file__]
+    command += ["--switch", str(hosts), str(delay_s), str(loss)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE)
     if not process.stdout.readline():
         process.kill()
         process.wait()
@@ -393,20 +290,14 @@ BUFFER = 32 << 20  # bytes that a port may fall behind by
 
 
 class Switch:
-    """Passes frames between ports, each after the delay of its pair and direction. Single-threaded;
-    ends with its standard input. Lines there: "cut S T" and "heal S T"; each is answered by a
-    line."""
+    """Passes frames between ports, each after the delay. Single-threaded; never ends."""
 
-    def __init__(self, wires: Mapping[str, Sequence[float]]) -> None:
-        self._wires = {tuple(map(int, pair.split())): tuple(wire) for pair, wire in wires.items()}
-        hosts = 1 + max((source for source, _ in self._wires), default=0)
+    def __init__(self, hosts: int, delay_s: float, loss: float) -> None:
         self._ports = [self._open(f"port{host}") for host in range(hosts)]
         self._number = {port.fileno(): number for number, port in enumerate(self._ports)}
-        # A heap: until when, order, to which port.
-        self._held: list[tuple[float, int, int, bytes]] = []
-        self._order = itertools.count()
+        self._delay_s, self._loss = delay_s, loss
+        self._held: deque[tuple[float, int, bytes]] = deque()  # until when, to which port
         self._home: dict[bytes, int] = {}  # MAC address to port
-        self._cut: set[tuple[int, int]] = set()
         self._random = random.Random(0)
 
     @staticmethod
@@ -421,28 +312,16 @@ class Switch:
 
     def run(self) -> None:
         poller = select.epoll()
-        for descriptor in (0, *self._number):
+        for descriptor in self._number:
             poller.register(descriptor, select.EPOLLIN)
         while True:
             wait = max(0.0, self._held[0][0] - time.monotonic()) if self._held else None
             for descriptor, _ in poller.poll(wait):
-                if descriptor != 0:
-                    self._take(self._number[descriptor])
-                elif not self._obey():
-                    return
+                self._take(self._number[descriptor])
             while self._held and self._held[0][0] <= time.monotonic():
-                _, _, to, frame = heapq.heappop(self._held)
+                _, to, frame = self._held.popleft()
                 with contextlib.suppress(OSError):  # a full queue loses the frame, as on any wire
                     self._ports[to].send(frame)
-
-    def _obey(self) -> bool:
-        line = sys.stdin.readline().split()
-        if not line:
-            return False
-        pair = (int(line[1]), int(line[2]))
-        (self._cut.add if line[0] == "cut" else self._cut.discard)(pair)
-        print("done", flush=True)
-        return True
 
     def _take(self, number: int) -> None:
         while True:
@@ -455,20 +334,17 @@ class Switch:
             target, source = frame[HEADER : HEADER + 6], frame[HEADER + 6 : HEADER + 12]
             self._home[source] = number
             known = self._home.get(target)
-            now = time.monotonic()
+            until = time.monotonic() + self._delay_s
             for to in range(len(self._ports)) if known is None else (known,):
-                if to == number or (number, to) in self._cut:
-                    continue
-                delay_s, loss = self._wires[number, to]
-                if loss and self._random.random() < loss:
-                    continue
-                heapq.heappush(self._held, (now + delay_s, next(self._order), to, frame))
+                if to != number and self._random.random() >= self._loss:
+                    self._held.append((until, to, frame))
 
 
 def main() -> int:
     if sys.argv[1:2] == ["--switch"]:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        switch = Switch(json.loads(sys.argv[2]))
+        hosts, delay_s, loss = sys.argv[2:]
+        switch = Switch(int(hosts), float(delay_s), float(loss))
         print("ready", flush=True)
         switch.run()
         return 0

@@ -3,36 +3,21 @@ where torchft is installed, and beside hivemind and Flower where build/peers has
 them (`make bench-sites` makes those).
 
     python -m bench.sites [--link 100mbit] [--delay_ms 20] [--members 2] [--megaparameters 5]
-                          [--streaming | --slow]
 
 A round is one exchange of a whole model, and its outer step. Subjects take turns in the same
 processes, but for hivemind and Flower (sites_peers.py). torchft's DiLoCo has its own code and
 ProcessGroupGloo's allreduces, one a parameter, with a stand-in for its Manager, which would add a
 quorum and a vote to each round. The bytes are those of the interface's counter of member 0; the
-formula counts (members - 1) times the encoded model.
-
---streaming: rounds of a layer at a time under computation that takes twice as long as a round, with
-int4. `hidden` is the share of the exchange that costs no time, by the wall clock of whole rounds
-with computation alone, with blocking rounds and with rounds that go on under it; `peak` the most
-bytes that the interface sent within PEAK_S, over those of the whole model. A step sleeps where a
-program would compute.
-
---slow: the last member's steps take SLOWER times as long. Rounds by the clock, with and without
-that member's delay, and rounds after a number of steps, for which all wait: seconds of a round on
-member 0, and seconds until the loss that all of these reach (Fashion-MNIST, the MLP of
-bench/accuracy, the first test images; snapshots are looked at afterwards)."""
+formula counts (members - 1) times the encoded model."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import datetime
 import importlib.util
-import itertools
 import os
 import statistics
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -47,12 +32,7 @@ CODECS = {
     "topk 1.56 %": "topk:density=0.0156",
 }  # fmt: skip
 LAYERS = 5
-STEPS = 4  # between the rounds of two layers, in the streaming measurement
-DELAY = 3  # of these go on while a round is under way
-PEAK_S = 0.1
 START_S = 0.2  # until all have heard of the moment, on links of up to 50 ms
-STEP_S, ROUND_STEPS, SLOWER = 0.03, 16, 4  # of the slow member's measurement
-SHOWN, LOOKS = 2000, 4  # images; looks whose mean must be at the target
 PEERS = ("hivemind", "flwr")
 
 
@@ -209,150 +189,6 @@ def row_of(subject: str, took: Sequence[tuple[float, int]], formula: float | Non
     }  # fmt: skip
 
 
-def race(subject: str, every: int | datetime.timedelta, slower: int, rounds: int) -> dict:
-    """Trains for that many rounds. slower: times as long that the last member's steps take."""
-    from thinwire.torch import sites
-
-    from bench.accuracy.tasks import TASKS, evaluate, loss_of
-
-    task, rank, world = TASKS["mlp"], dist.get_rank(), dist.get_world_size()
-    torch.manual_seed(1)
-    model = task.make_model()
-    inner = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
-    outer = torch.optim.SGD(model.parameters(), lr=0.7, momentum=0.5, nesterov=True)
-    step_s = STEP_S * (slower if rank == world - 1 else 1)
-    generator = torch.Generator().manual_seed(100 + rank)
-    snapshots, gaps = [], []
-    with sites.DiLoCo(sites.static(), [model], inner, outer, every, codec="int4") as diloco:
-        start = last = time.monotonic()
-        while (before := diloco.rounds) < rounds:
-            while diloco.rounds == before:
-                begun = time.monotonic()
-                rows = torch.randint(task.data.train_size, (task.batch,), generator=generator)
-                inner.zero_grad()
-                loss_of(model, task.data.batch(rows)).backward()
-                time.sleep(max(0.0, begun + step_s - time.monotonic()))
-                inner.step()
-            now = time.monotonic()
-            gaps.append(now - last)
-            snapshots.append((now - start, [p.detach().clone() for p in model.parameters()]))
-            last = now
-    points = []
-    shown = list(itertools.islice(task.data.test(), SHOWN // 1000))
-    for moment, values in snapshots if rank == 0 else ():
-        with torch.no_grad():
-            for p, value in zip(model.parameters(), values, strict=True):
-                p.copy_(value)
-        points.append((moment, evaluate(model, iter(shown))[1]))
-    return {"subject": subject, "round_s": statistics.median(gaps), "rounds": len(gaps),
-            "points": points}  # fmt: skip
-
-
-class Sampler:
-    """A thread that reads the interface's counter."""
-
-    def __init__(self) -> None:
-        self._looks: list[tuple[float, int]] = []
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run)
-        self._thread.start()
-
-    def _run(self) -> None:
-        while not self._over.wait(0.005):
-            self._looks.append((time.monotonic(), sent_bytes()))
-
-    def peak(self) -> int:
-        """Ends the thread. Return the most bytes that were sent within PEAK_S."""
-        self._over.set()
-        self._thread.join()
-        return peak_of(self._looks, PEAK_S)
-
-
-def peak_of(looks: Sequence[tuple[float, int]], within_s: float) -> int:
-    """The most bytes between two looks (when, bytes so far) that are at most so far apart."""
-    most, first = 0, 0
-    for moment, sent in looks:
-        while moment - looks[first][0] > within_s:
-            first += 1
-        most = max(most, sent - looks[first][1])
-    return most
-
-
-def train(codec: str | None, delay: int, step_s: float, cycles: int, parameters: int) -> dict:
-    """Trains for rounds of the whole model, layer by layer; codec None: without rounds."""
-    from thinwire.torch import sites
-
-    model, inner, outer = learner(parameters)
-
-    def cycle() -> None:
-        for _ in range(LAYERS * STEPS):
-            time.sleep(step_s)
-            inner.step()
-
-    with contextlib.ExitStack() as stack:
-        if codec is not None:
-            diloco = sites.DiLoCo(
-                sites.static(), list(model), inner, outer, LAYERS * STEPS, codec=codec,
-                fragment_sync_delay=delay, weight=1.0,
-            )  # fmt: skip
-            stack.enter_context(diloco)
-        cycle()  # connects
-        dist.barrier()
-        sampler, before, start = Sampler(), sent_bytes(), time.monotonic()
-        for _ in range(cycles):
-            cycle()
-        took = torch.tensor((time.monotonic() - start) / cycles)
-        peak, sent = sampler.peak(), (sent_bytes() - before) / cycles
-        dist.all_reduce(took, op=dist.ReduceOp.MAX)
-    return {"seconds": took.item(), "peak_bytes": peak, "sent_bytes": sent}
-
-
-def measure_streaming(parameters: int, cycles: int) -> list[harness.Row]:
-    """In a rank."""
-    numel = sum(p.numel() for p in model_of(parameters).parameters())
-    exchange = train("int4", 0, 0.0, cycles, parameters)["seconds"] / LAYERS
-    step_s = 2 * exchange / STEPS
-    rows = {
-        "computation": train(None, 0, step_s, cycles, parameters),
-        "blocking": train("int4", 0, step_s, cycles, parameters),
-        "streaming": train("int4", DELAY, step_s, cycles, parameters),
-    }
-    alone, blocked = rows["computation"]["seconds"], rows["blocking"]["seconds"]
-    for name, row in rows.items():
-        row |= {"subject": name, "layer_round_s": exchange, "step_s": step_s, "numel": numel}
-        if name != "computation":
-            row["hidden"] = 1 - (row["seconds"] - alone) / (blocked - alone)
-            row["peak"] = row["peak_bytes"] / row["sent_bytes"]
-    return list(rows.values())
-
-
-def measure_slow(rounds: int) -> list[harness.Row]:
-    """In a rank."""
-    clock = datetime.timedelta(seconds=STEP_S * ROUND_STEPS)
-    rows = [
-        race("nobody slow, by the clock", clock, 1, rounds),
-        race("one slow, by the clock", clock, SLOWER, rounds),
-        race("one slow, by steps", ROUND_STEPS, SLOWER, rounds // 2),
-    ]
-    if dist.get_rank() != 0:
-        return []
-
-    target = max(min(loss for _, loss in smoothed(row["points"])) for row in rows)
-    for row in rows:
-        row["target"] = target
-        row["seconds_to_target"] = next(t for t, loss in smoothed(row["points"]) if loss <= target)
-    return rows
-
-
-def smoothed(points: Sequence[Sequence[float]], looks: int = LOOKS) -> list[tuple[float, float]]:
-    """Each (when, loss) with the mean of the last losses."""
-    losses = [point[1] for point in points]
-    return [
-        (points[end - 1][0], statistics.mean(losses[max(0, end - looks) : end]))
-        for end in range(1, len(losses) + 1)
-    ]
-
-
 def peers(given: argparse.Namespace) -> list[harness.Row]:
     """Rows of the peers that have environments of their own, each in a lab of its own."""
     rows = []
@@ -372,23 +208,16 @@ def main() -> int:
     parser.add_argument("--members", type=int, default=2)
     parser.add_argument("--megaparameters", type=float, default=5.0)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--streaming", action="store_true", help="what fragments hide")
-    parser.add_argument("--slow", action="store_true", help="one member of unequal speed")
     given = parser.parse_args()
     if harness.is_rank():
-        if given.slow:
-            return harness.be_rank(lambda: measure_slow(given.rounds))
-        what = measure_streaming if given.streaming else measure
-        return harness.be_rank(lambda: what(int(given.megaparameters * 1e6), given.rounds))
-    rows = harness.run_in_lab(given, given.members, 540, "bench.sites")
-    if not given.streaming and not given.slow:
-        rows += peers(given)
-        base = next((row["seconds"] for row in rows if row["subject"] == "torchft fp32"), None)
-        for row in rows:
-            if base:
-                row["torchft_over_it"] = base / row["seconds"]
-            if row["formula_bytes"]:  # hivemind has none: it splits by measured bandwidth
-                row["of_formula"] = row["sent_bytes"] / row["formula_bytes"]
+        return harness.be_rank(lambda: measure(int(given.megaparameters * 1e6), given.rounds))
+    rows = harness.run_in_lab(given, given.members, 540, "bench.sites") + peers(given)
+    base = next((row["seconds"] for row in rows if row["subject"] == "torchft fp32"), None)
+    for row in rows:
+        if base:
+            row["torchft_over_it"] = base / row["seconds"]
+        if row["formula_bytes"]:  # hivemind has none: it splits by measured bandwidth
+            row["of_formula"] = row["sent_bytes"] / row["formula_bytes"]
     harness.write(given.out, rows, "torchft", link=given.link, delay_ms=given.delay_ms)
     print(harness.table(rows))
     return 0

@@ -10,9 +10,10 @@ time. The loss is that of 2,000 test images, and the clock stands still while it
 
 from __future__ import annotations
 
+import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,7 +23,6 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 from bench import harness
-from bench.sites import smoothed
 from demo import data
 from demo.exchange import Exchange
 from demo.train import Recipe, batches, make_model
@@ -125,8 +125,17 @@ def curve(
     return points
 
 
+def smoothed(points: Sequence[Sequence[float]]) -> list[tuple[float, float]]:
+    """Each (when, loss) with the mean of the last losses."""
+    losses = [point[1] for point in points]
+    return [
+        (points[end - 1][0], statistics.mean(losses[max(0, end - LOOKS) : end]))
+        for end in range(1, len(losses) + 1)
+    ]
+
+
 def last_loss(points: list[Point]) -> float:
-    return smoothed(points[-LOOKS:], LOOKS)[-1][1]
+    return smoothed(points[-LOOKS:])[-1][1]
 
 
 def measure(every: int, seconds: float) -> dict[str, Any]:
@@ -141,7 +150,7 @@ def measure(every: int, seconds: float) -> dict[str, Any]:
         if dist.get_rank() == 0:
             print(f"{name}: {points[-1].steps} steps in {points[-1].seconds:.1f} s", flush=True)
     for row in rows:
-        reached = (when for when, loss in smoothed(row["points"], LOOKS) if loss <= target)
+        reached = (when for when, loss in smoothed(row["points"]) if loss <= target)
         row["seconds_to_target"] = next(reached, None)
     return {"target": target, "rows": rows}
 
@@ -150,7 +159,7 @@ def plot(result: dict, path: Path) -> None:
     with harness.picture(path, figsize=(7.5, 4)) as axis:
         for row in result["rows"]:
             style = "-" if row["subject"].startswith("DiLoCo") else "--"
-            seconds, losses = zip(*smoothed(row["points"], LOOKS), strict=True)
+            seconds, losses = zip(*smoothed(row["points"]), strict=True)
             axis.plot(seconds, losses, style, label=row["subject"])
         axis.axhline(result["target"], color="black", linewidth=0.5)
         axis.set_xscale("log")

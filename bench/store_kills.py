@@ -34,9 +34,8 @@ JOURNAL_BYTES = 2_000_000  # from one snapshot to the next, less than two kills 
 _forks = multiprocessing.get_context("forkserver")
 
 SERVER = """
-import sys, time
+import sys
 from thinwire import kvserver
-print(time.monotonic(), flush=True)
 kvserver.serve_here(float(sys.argv[1]), sys.argv[2])
 """  # `thinwire serve`
 
@@ -191,37 +190,27 @@ def rates_after_kills(mode: str, kills: int) -> Row:
     return summary(mode, "worker", kills, found, "of the rate") | {"errors": str(errors)}
 
 
-def parts_of(back: Sequence[float], starts: Sequence[float]) -> Iterator[Row]:
-    rest = [whole - start for whole, start in zip(back, starts, strict=True)]
-    yield summary("of these, until Python has started", "", len(back), starts, "s")
-    yield summary("of these, the store's", "", len(back), rest, "s")
-
-
-def server_comes_back(kills: int) -> Iterator[Row]:
-    """Seconds from a server's kill to the next step of the worker that waits for it the longest;
-    until the new process has imported what it serves with; and from then on."""
+def server_comes_back(kills: int) -> Row:
+    """Seconds from a server's kill to the next step of the worker that waits for it the longest."""
     steps = JOURNAL_STEPS * (kills + 1)
-    back, starts, digests = [], [], []
+    back, digests = [], []
     for killed in (False, True):
         with tempfile.TemporaryDirectory() as folder:
             journal = f"{folder},bytes={JOURNAL_BYTES}"
             with Members(MODES["sync"], steps, server=False) as members:
-                digests.append(_journalled(members, journal, kills * killed, back, starts))
+                digests.append(_journalled(members, journal, kills * killed, back))
     same = digests[0] == digests[1] and all(len(set(each)) == 1 for each in digests)
     digest = {"same_digest": "yes" if same else "no"}
-    yield summary("sync, journal", "server", kills, back, "s") | digest
-    yield from parts_of(back, starts)
+    return summary("sync, journal", "server", kills, back, "s") | digest
 
 
-def _journalled(
-    members: Members, journal: str, kills: int, back: list[float], starts: list[float]
-) -> list[str]:
+def _journalled(members: Members, journal: str, kills: int, back: list[float]) -> list[str]:
     """The workers' digests, after a run whose server is killed and started again."""
     environment = os.environ | environment_of(KILL_WORKERS, members.port)
     command = [sys.executable, "-c", SERVER, str(TIMEOUT_S), journal]
 
-    def start() -> subprocess.Popen[str]:
-        return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+    def start() -> subprocess.Popen[bytes]:
+        return subprocess.Popen(command, env=environment)
 
     server = start()
     try:
@@ -229,7 +218,6 @@ def _journalled(
             ahead = JOURNAL_STEPS * (kill + 1)
             members.watch(lambda least=ahead: all(len(w.steps) >= least for w in members.workers))
             server.kill()
-            at = time.monotonic()
             server.wait()
             server = start()
             counts = [len(worker.steps) for worker in members.workers]
@@ -239,7 +227,6 @@ def _journalled(
                     len(w.steps) > n + 1 for w, n in zip(members.workers, counts, strict=True)
                 )
             )
-            starts.append(float(server.stdout.readline()) - at)
             gaps = [
                 max(b - a for a, b in zip(w.steps[n - 1 :], w.steps[n:], strict=False))
                 for w, n in zip(members.workers, counts, strict=True)
@@ -260,4 +247,4 @@ def rows(count: int) -> Iterator[Row]:
     yield from errors_after_kills(count)
     yield rates_after_kills("async", count)
     yield rates_after_kills("ssp", count)
-    yield from server_comes_back(count)
+    yield server_comes_back(count)

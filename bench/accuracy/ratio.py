@@ -4,9 +4,9 @@
 
 Gradients of the accuracy benchmark's models, of eight workers, taken during fp32 training: early,
 half way and late. The error is |x - D(x)|^2 / |x|^2 of one encoding of the first worker's, without
-feedback. Beside our codecs stand formats and rules of others (references.py). For allreduces of 4
-and 8 workers, it is that of the mean after both hops, over the exact mean: what DynamiQ (arXiv
-2602.08923) calls the vNMSE of its allreduce. Writes OUT/ratio.json and ratio.md."""
+feedback. For allreduces of 4 and 8 workers, it is that of the mean after both hops, over the exact
+mean: what DynamiQ (arXiv 2602.08923) calls the vNMSE of its allreduce. Writes OUT/ratio.json and
+ratio.md."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ import torch
 from tqdm import tqdm
 
 from bench import harness
-from bench.accuracy.references import REFERENCES
 from bench.accuracy.tasks import TASKS, Task
 from bench.accuracy.training import batches, gradients_of, make_optimizers
 from bench.accuracy.two_hop import TwoHop
@@ -66,8 +65,6 @@ def gradients(task: Task) -> list[list[torch.Tensor]]:
 
 def measure(codec: str, x: torch.Tensor) -> tuple[float, float]:
     """(bits an element, relative squared error)."""
-    if codec in REFERENCES:
-        return REFERENCES[codec].bits, REFERENCES[codec].error(x.numpy())
     data = thinwire.encode(codec, x)
     decoded = torch.from_numpy(thinwire.decode(codec, data, x.numel()))
     return 8 * len(data) / x.numel(), _error(decoded, x)
@@ -93,9 +90,8 @@ def table(rows: list[harness.Row]) -> str:
     for codec, workers in dict.fromkeys((row["codec"], row.get("workers")) for row in rows):
         mine = [r for r in rows if (r["codec"], r.get("workers")) == (codec, workers)]
         bits = statistics.mean(row["bits"] for row in mine)
-        name = codec if codec in REFERENCES else f"`{codec}`"
         of = f"{32 / bits:.1f} x" if workers is None else str(workers)
-        body.append([name, of, f"{bits:.2f}", *(f"{row['error']:.2g}" for row in mine)])
+        body.append([f"`{codec}`", of, f"{bits:.2f}", *(f"{row['error']:.2g}" for row in mine)])
     head = ["codec", "workers" if "workers" in rows[0] else "fewer bytes", "bits an element"]
     return harness.markdown([*head, *(f"error², {source}" for source in sources)], body)
 
@@ -117,7 +113,7 @@ def main() -> int:
     samples[NOISE] = [[torch.randn(1 << 20)]]
     rows, allreduces = [], []
     for source, taken in samples.items():
-        for codec in (*CODECS, *REFERENCES):
+        for codec in CODECS:
             rows.append(_row(source, codec, [measure(codec, flat[0]) for flat in taken]))
         if source == NOISE:
             continue

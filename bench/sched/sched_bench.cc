@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
-#include <ctime>
 #include <string>
 #include <vector>
 
@@ -193,14 +192,25 @@ void PrintJson(const std::vector<Row>& rows, const char* path) {
   std::fclose(file);
 }
 
-// How much processor time the simulation of a large world takes.
-void PrintLargeWorld(const Profile& profile) {
-  Setting setting = SettingOf(profile, {profile.name, 4096, 10.0, 0.1, 0.1, 0.3, 0, 0, 0});
-  const std::clock_t start = std::clock();
-  const Outcome outcome = Simulate(setting);
-  const double seconds = static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC;
-  std::printf("%s, %d ranks, %d steps: %.2f s of the processor to simulate, %.3f of the bound\n",
-              profile.name.c_str(), setting.ranks, setting.steps, seconds, outcome.ratio());
+// Fills in what a row's setting comes to. False if a simulation does not finish.
+bool Measure(const Profile& profile, Row* row) {
+  Setting setting = SettingOf(profile, *row);
+  const Outcome announced = Simulate(setting);
+  Setting far = setting;
+  far.order = Order::kPredicted;
+  far.engine.lanes = Options().lanes;
+  far.warmup = 10;
+  far.steps = 14;
+  const Outcome predicted = Simulate(far);
+  setting.engine.policy = Policy::kFifo;
+  setting.barrier = true;
+  const Outcome fifo = Simulate(setting);
+  if (!announced.finished || !predicted.finished || !fifo.finished) return false;
+  row->announced = announced.ratio();
+  row->predicted = predicted.ratio();
+  const double best = row->latency_ms < 1.0 ? announced.mean_s() : predicted.mean_s();
+  row->fifo_over_best = fifo.mean_s() / best;
+  return true;
 }
 
 int Main(bool brief, const char* out) {
@@ -216,30 +226,10 @@ int Main(bool brief, const char* out) {
         for (const double latency : latencies) {
           for (const double jitter : {0.0, 0.1, 0.2}) {  // layers take up to 1.4 times as long
             for (const double straggling : {0.0, 0.3}) {
-              Row row{profile.name, n, gbit, latency, jitter, straggling, 0, 0, 0};
-              Setting setting = SettingOf(profile, row);
-              const Outcome announced = Simulate(setting);
-              setting.order = Order::kPredicted;
-              setting.engine.lanes = Options().lanes;
-              setting.warmup = 10;
-              setting.steps = 14;
-              const Outcome predicted = Simulate(setting);
-              setting.warmup = Setting().warmup;
-              setting.steps = Setting().steps;
-              setting.order = Order::kAnnounced;
-              setting.engine.lanes = LanesFor(setting);
-              setting.engine.policy = Policy::kFifo;
-              setting.barrier = true;
-              const Outcome fifo = Simulate(setting);
-              if (!announced.finished || !predicted.finished || !fifo.finished) {
-                std::fprintf(stderr, "a simulation did not finish\n");
-                return 1;
-              }
-              row.announced = announced.ratio();
-              row.predicted = predicted.ratio();
-              const double best = latency < 1.0 ? announced.mean_s() : predicted.mean_s();
-              row.fifo_over_best = fifo.mean_s() / best;
-              rows.push_back(row);
+              rows.push_back({profile.name, n, gbit, latency, jitter, straggling, 0, 0, 0});
+              if (Measure(profile, &rows.back())) continue;
+              std::fprintf(stderr, "a simulation did not finish\n");
+              return 1;
             }
           }
         }
@@ -247,7 +237,6 @@ int Main(bool brief, const char* out) {
     }
   }
   PrintTable(rows, latencies);
-  for (const Profile& profile : profiles) PrintLargeWorld(profile);
   if (out != nullptr) PrintJson(rows, out);
   return 0;
 }

@@ -10,7 +10,7 @@
 //
 // CHUNK_BYTES of 0: as the world's size says. CORES as sim::Setting::cores. A store's as
 // sim::StoreSetting has them; ORDER is fifo, p3 or mxnet.
-#include <cmath>
+#include <algorithm>
 #include <cstdio>
 #include <iostream>
 #include <sstream>
@@ -63,38 +63,19 @@ bool Read(std::istream& in, sim::Setting* setting) {
   return true;
 }
 
-// The scratch of one lane with a chunk of that size: see the algorithms' constructors.
-double LaneBytes(const sim::Setting& s, size_t chunk_bytes) {
-  const size_t numel = chunk_bytes / sizeof(float);
-  const auto up = static_cast<double>(EncodedBytes(s.engine.codecs[0].up, numel));
-  const auto down = static_cast<double>(EncodedBytes(s.engine.codecs[0].down, numel));
-  const double n = s.ranks;
-  if (!GoesByGrid(s.ranks, s.engine)) return 2 * up * (n - 1) / n + down;
-  const Grid grid = GridOf(s.ranks);
-  const double c = grid.columns, r = grid.rows;
-  const double sum = static_cast<double>(numel * sizeof(float)) / c;
-  return 2 * up * (c - 1) / c + sum + 2 * up * (r - 1) / n + down;
-}
-
 void Print(const sim::Setting& s, const sim::Outcome& outcome) {
   const sim::Wire wire(s);
-  double bytes = 0, messages = 0;
+  double bytes = 0;
   for (uint32_t unit = 0; unit < wire.units(); ++unit) {
     for (uint32_t chunk = 0; chunk < wire.chunks(unit); ++chunk) {
-      for (const sim::Phase& phase : wire.phases({unit, chunk})) {
-        bytes += phase.bytes;
-        messages += phase.messages;
-      }
+      for (const sim::Phase& phase : wire.phases({unit, chunk})) bytes += phase.bytes;
     }
   }
-  const bool grid = GoesByGrid(s.ranks, s.engine);
-  const size_t bucket = s.profile.units[0].numel * sizeof(float);
   std::printf(
-      "{\"ranks\": %d, \"grid\": %s, \"chunk_bytes\": %zu, \"step_s\": %.7f, \"wire_bytes\": %.0f, "
-      "\"messages\": %.0f, \"control_frames\": %.0f, \"lane_bytes\": %.0f, \"peers\": %d}\n",
-      s.ranks, grid ? "true" : "false", s.engine.chunk_bytes, outcome.mean_s(), bytes, messages,
-      outcome.control_frames, LaneBytes(s, std::min(s.engine.chunk_bytes, bucket)),
-      grid ? GridOf(s.ranks).messages() : s.ranks - 1);
+      "{\"ranks\": %d, \"grid\": %s, \"chunk_bytes\": %zu, \"step_s\": %.7f, \"wire_bytes\": "
+      "%.0f}\n",
+      s.ranks, GoesByGrid(s.ranks, s.engine) ? "true" : "false", s.engine.chunk_bytes,
+      outcome.mean_s(), bytes);
 }
 
 sim::Outcome Run(const sim::Setting& setting) { return sim::Simulate(setting); }

@@ -35,9 +35,9 @@ WARM_UP, BATCH, CLASSES = 2, 40, 10
 OPTIONS = {"chunk_bytes": 1 << 20, "lanes": 4, "timeout_s": 120.0}
 
 
-def _vgg() -> nn.Module:
-    """VGG-like: convolutions that take most of the time and have few parameters, then fully
-    connected layers with most of them. 32 x 32 images."""
+def make_model() -> nn.Module:
+    """The same on every rank; of 32 x 32 images."""
+    torch.manual_seed(0)
     layers: list[nn.Module] = [nn.Unflatten(1, (3, 32, 32))]
     channels = 3
     for width in (32, 32, 0, 64, 64, 0, 128, 128, 0):
@@ -48,22 +48,6 @@ def _vgg() -> nn.Module:
         channels = width
     layers += [nn.Flatten(), nn.Linear(2048, 2048), nn.ReLU()]
     return nn.Sequential(*layers, nn.Linear(2048, 2048), nn.ReLU(), nn.Linear(2048, CLASSES))
-
-
-def _mlp() -> nn.Module:
-    """Equal layers: as many bytes as computing everywhere."""
-    layers: list[nn.Module] = []
-    for _ in range(6):
-        layers += [nn.Linear(1024, 1024), nn.ReLU()]
-    return nn.Sequential(*layers, nn.Linear(1024, CLASSES))
-
-
-MODELS = {"vgg": _vgg, "mlp": _mlp}
-
-
-def make_model(name: str) -> nn.Module:
-    torch.manual_seed(0)
-    return MODELS[name]()
 
 
 def batch_of(step: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -79,7 +63,7 @@ def order(name: str, codec: str = "int4") -> Iterator[Turn]:
     for."""
     from thinwire.torch import compress
 
-    net, compression, step = make_model("vgg"), None, 0
+    net, compression, step = make_model(), None, 0
     sharded = _shard(net, codec) if name == FSDP2 else None
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9)
     if name in ORDERS:

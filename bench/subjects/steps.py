@@ -2,14 +2,12 @@
 yield the turn of a warm model (bench/harness.py). A framework is imported where it is used.
 
 A way is OWN (the framework's own exchange), BF16 (a communication hook of five lines), ALONE (no
-exchange: the part of a step that no exchange can save), or a codec of ours. ONE_WORD has the
-programs that get a codec by the name of a backend alone."""
+exchange: the part of a step that no exchange can save), or a codec of ours."""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
-import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -279,112 +277,4 @@ FRAMEWORKS = {
     "Accelerate": accelerate,
     "Hugging Face's Trainer": transformers,
     "Horovod's API": horovod,
-}
-
-
-# Programs that differ by one word.
-
-Program = Callable[[], contextlib.AbstractContextManager[Turn]]
-_INNER = int(os.environ.get("LOCAL_WORLD_SIZE", 1))  # ranks of a host
-
-
-@contextlib.contextmanager
-def loop_with_ddp() -> Iterator[Turn]:
-    """As the tutorial "Getting Started with Distributed Data Parallel" of pytorch.org has it: a
-    model of its own, which returns a tensor, a loss, SGD."""
-    torch.manual_seed(0)
-    layers = [nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 3 * WIDTH)]
-    model = DistributedDataParallel(nn.Sequential(*layers))
-    loss_of = nn.MSELoss()
-
-    def loss(x: torch.Tensor) -> dict[str, torch.Tensor]:
-        return {"loss": loss_of(model(x), torch.randn(BATCH, 3 * WIDTH))}
-
-    yield loop(loss, sgd(model))
-
-
-@contextlib.contextmanager
-def replicate() -> Iterator[Turn]:
-    from torch.distributed._composable.replicate import replicate
-
-    model = Net()
-    replicate(model)
-    yield loop(model, sgd(model))
-
-
-@contextlib.contextmanager
-def hsdp(override: dict[str, Any] | None) -> Iterator[Turn]:
-    """Shards within a host, replicas on several. override: init_device_mesh's backend_override."""
-    from torch.distributed.device_mesh import init_device_mesh
-
-    model = Net()
-    mesh = init_device_mesh(
-        "cpu", (dist.get_world_size() // _INNER, _INNER), mesh_dim_names=("replicate", "shard"),
-        backend_override=override,
-    )  # fmt: skip
-    shard(model, model.layers, mesh)
-    yield loop(model, sgd(model))
-
-
-def by_default_group(program: Program) -> Callable[[str], contextlib.AbstractContextManager[Turn]]:
-    """The subject of a program whose word is that of init_process_group: a turn makes the default
-    group anew, and runs the program, which warms up."""
-
-    @contextlib.contextmanager
-    def subject(way: str) -> Iterator[Turn]:
-        def turn(steps: int) -> list[float]:
-            meet_again(way)
-            with program() as timed:
-                return timed(steps)
-
-        yield turn
-
-    return subject
-
-
-_meetings = itertools.count()
-
-
-def meet_again(way: str) -> None:
-    """Make the default group of the same ranks over Gloo, or over our backend with a codec."""
-    from thinwire.torch import backend, private
-
-    store, rank, world = private.store_of(dist.group.WORLD), dist.get_rank(), dist.get_world_size()
-    while isinstance(store, dist.PrefixStore):
-        store = store.underlying_store
-    dist.destroy_process_group()
-    dist.init_process_group(
-        "gloo" if way == OWN else "thinwire",
-        store=dist.PrefixStore(f"meeting {next(_meetings)}", store), rank=rank, world_size=world,
-        pg_options=None if way == OWN else backend.Options(way, gather=way),
-    )  # fmt: skip
-
-
-def hsdp_by_mesh(way: str, both: bool = False) -> contextlib.AbstractContextManager[Turn]:
-    """ALONE exchanges within hosts, and nothing between them. both: the shards' reductions and
-    gathers are compressed as well."""
-    from thinwire.torch import backend
-
-    if way == OWN:
-        return hsdp(None)
-    if way == ALONE:
-        from torch.testing._internal.distributed import fake_pg  # noqa: F401, it registers "fake"
-
-        return hsdp({"replicate": "fake"})
-    inside = {"shard": ("thinwire", backend.Options(way, gather=way))} if both else {}
-    return hsdp({"replicate": ("thinwire", backend.Options(way)), **inside})
-
-
-ONE_WORD = {
-    "plain DDP loop": by_default_group(lambda: ddp(OWN)),
-    "torch's DDP tutorial": by_default_group(loop_with_ddp),
-    "replicate": by_default_group(replicate),
-    "FSDP2": by_default_group(lambda: fsdp2(OWN)),
-    "Lightning": by_default_group(lambda: lightning(OWN)),
-    "Accelerate": by_default_group(lambda: accelerate(OWN)),
-    "Hugging Face's Trainer": by_default_group(lambda: transformers(OWN)),
-}
-ONE_WORD_ON_HOSTS = {  # with several ranks on each host
-    "HSDP": hsdp_by_mesh,
-    "HSDP, both dimensions": lambda way: hsdp_by_mesh(way, both=True),
 }

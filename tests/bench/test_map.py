@@ -19,7 +19,7 @@ def measured(monkeypatch):
     found = []
 
     @contextlib.contextmanager
-    def open_lab(world, link, *, delay_ms, ranks_per_host):
+    def open_lab(world, link, *, delay_ms):
         yield types.SimpleNamespace(world=world, link=link, delay_ms=delay_ms)
 
     def run_ranks(place, argv, _timeout_s):
