@@ -314,9 +314,11 @@ def _ways(*ways: str) -> list[tuple[str, Fields]]:
     return named("subject", {way: _WAYS[way] for way in ways})
 
 
+_DDP_STEP = "{ms:.1f} [{low_ms:.0f}, {high_ms:.0f}], {ratio:.2f} ×"
+
+
 def _ddp_steps(file: str, ways: Iterable[str], links: Mapping[str, str]) -> Table:
-    form = "{ms:.1f} [{low_ms:.0f}, {high_ms:.0f}], {ratio:.2f} ×"
-    return Table([file], "", _ways(*ways), by(form, "link", links))
+    return Table([file], "", _ways(*ways), by(_DDP_STEP, "link", links))
 
 
 def _over_own(file: str, key: str, lines: Mapping[str, str], *ways: str) -> Table:
@@ -344,12 +346,18 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "ddp-of-four": _ddp_steps(
         f"{_XEON}/ddp-4.json", ("plain", "int4", "alone"), _links("1gbit", "10gbit")
     ),
+    "ddp-with-cores": Table(
+        [f"{_H200}/ddp-cpu.json"], "", _ways("plain", "int4", "alone"),
+        [(f"{world} ranks, {name}", _DDP_STEP, {"link": link, "world": world})
+         for world in (2, 4) for link, name in _links("1gbit", "10gbit").items()],
+    ),
     "ddp-on-a-gpu": _ddp_steps(
         f"{_H200}/ddp_step.json", ("plain", "bf16 hook", "int8", "int4", "adaptive", "alone"),
         _DDP_LINKS,
     ),
     "map": Table(
         [*(f"{_XEON}/map{part}.json" for part in ("", "-fsdp2", "-fsdp2-long", "-more", "-long")),
+         f"{_H200}/map.json",
          *(f"{_EPYC}/map-2-{link}.json" for link in ("1gbit", "10gbit", "none"))],
         "step", each("{kinds}"),
         own("ranks = {worlds} | widths = {widths} | cells = {cells} | "
@@ -388,11 +396,13 @@ TABLES: Mapping[str, Callable[[], str]] = {
         named("task", {"gpt AdamW": "AdamW",
                        "gpt Muon": "Muon, AdamW for what is no matrix inside"}),
         [("fp32, test accuracy", "{accuracy} %", {"method": "fp32"}),
-         *by("{gain}", "method", same("int4", "adaptive 2"))], accuracy,
+         *by("{gain}", "method", same("int4", "adaptive 2", "adaptive 2 after int8"))],
+        accuracy,
     ),
     "drift": Table(
         [f"{place}/accuracy/drift/drift.json" for place in (_H200, _XEON)]
-        + [f"{_XEON}/accuracy/drift-gradients/drift.json"], "model | codec | seeds",
+        + [f"{place}/accuracy/drift-gradients/drift.json" for place in (_H200, _XEON)],
+        "model | codec | seeds",
         each("{model} | {method} | {seeds}"),
         own("training loss over fp32's = {drift_percent:+.2f} ± {standard_error:.2f} %"),
         lambda rows: (row | {"model": _DRIFTING[row["task"]]} for row in rows),
