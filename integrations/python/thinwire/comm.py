@@ -119,13 +119,14 @@ class Segments:
         self.array[index].absent = int(bool(absent))
         (self._absent.add if absent else self._absent.discard)(index)
 
-    def set_codec(self, codec: int) -> bool:
-        """Gives all segments this codec, from the next Communicator.bucket() on. Return whether
+    def set_codecs(self, codecs: Sequence[int]) -> bool:
+        """Gives each segment its codec, from the next Communicator.bucket() on. Return whether
         that changes anything."""
-        others = [segment for segment in self.array if segment.codec != codec]
-        for segment in others:
+        changed = [(s, codec) for s, codec in zip(self.array, codecs, strict=True)
+                   if s.codec != codec]  # fmt: skip
+        for segment, codec in changed:
             segment.codec = codec
-        return bool(others)
+        return bool(changed)
 
     def absent(self) -> tuple[ctypes.Array | None, int]:
         """The numbers of the segments that are marked, and how many they are."""

@@ -362,13 +362,13 @@ class ModelOptions:
         (DDP,), "limits the norm of each parameter's gradient to clip_norm / sqrt(ranks)"
     )
     warm_up_steps: int | None = _of(
-        (DDP, STEPPED),
-        "under DDP: the first steps, whose gradients go by warm_up_codec before the codec takes "
-        "over, and after which onebit with Adam freezes its variance; with delay: the first "
-        "steps, which wait",
+        (DDP, SHARDS, STEPPED),
+        "under DDP and FSDP2: the first steps, whose gradients go by warm_up_codec before the "
+        "codec takes over, and after which onebit with Adam freezes its variance; with delay: "
+        "the first steps, which wait",
     )
     warm_up_codec: Literal["fp32", "bf16", "int8"] | None = _of(
-        (DDP,), "the codec of warm_up_steps; default fp32, which onebit with Adam needs"
+        (DDP, SHARDS), "the codec of warm_up_steps; default fp32, which onebit with Adam needs"
     )
     delay: Literal[0, 1] | None = _of(
         (STEPPED,), "1: means come one step late (arXiv 2005.06728); default 0"

@@ -248,7 +248,7 @@ def other_methods() -> dict[str, Callable[[], Call]]:
         "State.load_state_dict": lambda: (State().load_state_dict, {"saved": State().state_dict()}),
         "State.take_momentum": lambda: (
             State(momentum=0.9).take_momentum,
-            {"optimizer": sgd(linear()), "name_of": None, "warm_up_steps": None},
+            {"optimizer": sgd(linear()), "name_of": None},
         ),
         "State.recover": lambda: (
             State().recover, {"process_group": None, "module": None, "optimizer": None},

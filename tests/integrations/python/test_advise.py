@@ -411,7 +411,7 @@ def changed(rank: int):
 
     step(0)
     before, sent = kept(), optimizer.stats()["wire_bytes"]
-    optimizer.exchange._change_codec("int8")
+    optimizer.exchange._take(auto.Choice("int8", ("int8",)))
     after = kept()
     step(1)
     assert optimizer.stats()["wire_bytes"] > sent > 0
@@ -453,8 +453,7 @@ def refusals(rank: int):
     model = make_mlp()
     sgd = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises(thinwire.InvalidArgumentError, match="codec='auto'"):
-        state = thinwire.torch.State(codec="auto", momentum=0.9)
-        state.take_momentum(torch.optim.AdamW(model.parameters()), warm_up_steps=2)
+        thinwire.torch.State(codec="auto", momentum=0.9, warm_up_steps=2)
     with pytest.raises(thinwire.InvalidArgumentError, match="thinwire advise"):
         Wrapped(sgd, model, codec={"*.bias": "auto", "*": "int4"})
     with pytest.raises(thinwire.InvalidArgumentError, match="delay=1"):

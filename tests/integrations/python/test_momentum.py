@@ -216,7 +216,7 @@ def misuse(rank: int):
         State("int4").take_momentum(wrong[0][0])
     with pytest.raises(thinwire.InvalidArgumentError, match="expected betas"):
         adam = torch.optim.AdamW(model.parameters(), betas=(0.8, 0.999))
-        state.take_momentum(adam, warm_up_steps=3)
+        State("onebit", momentum=0.9, warm_up_steps=3).take_momentum(adam)
 
 
 def test_wrong_pairings_are_refused():

@@ -345,8 +345,6 @@ def test_options_have_the_names_and_types_of_what_compress_hands_on():
     takers = (compress_shards, torch_part.State.__init__, *modules)
     for name, hint in own.items():
         found = [f for f in takers if name in inspect.signature(f).parameters]
-        if name == "warm_up_steps":
-            found.append(torch_part.State.take_momentum)
         assert found, name
         for function in found:
             parameter = inspect.signature(function).parameters[name]

@@ -102,10 +102,6 @@ class Layout:
         self._changed = True
         return made
 
-    def forget(self) -> None:
-        """The exchange has other rules now, so its buckets are made anew."""
-        self._known.clear()
-
     def end_step(self) -> bool:
         """True if the step's buckets were those of the step before. DDP makes others once, after
         the first step."""

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch.optim.optimizer import Optimizer
 
 from thinwire import errors
-from thinwire.arguments import check_kind, check_whole
+from thinwire.arguments import check_kind
 from thinwire.codec import codec_info
 from thinwire.errors import warn
 from thinwire.torch import agree, private, tensors
@@ -23,25 +23,13 @@ from thinwire.torch.exchange.gradient_exchange import GradientExchange
 from thinwire.torch.exchange.recovery import Recovery
 from thinwire.torch.exchange.rules import Codec, Structure
 from thinwire.torch.exchange.waiter import failed_future
+from thinwire.torch.exchange.warm_up import EXACT
 from thinwire.torch.group import rank_or_0
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from thinwire.options import Settings
-
-EXACT = "fp32"  # a warm-up's codec, unless another one is given
-WARM_UP_CODECS = (EXACT, "bf16", "int8")  # those that lose nothing a training could tell
-
-
-class WarmUp(NamedTuple):
-    """The first steps, whose gradients go by a codec of their own, and how the exchange goes on
-    after them."""
-
-    steps: int
-    first: str
-    codec: Codec
-    momentum: float
 
 
 class State(GradientExchange):
@@ -87,6 +75,7 @@ class State(GradientExchange):
         warm_up_codec: str | None = None,
         **options: Unpack[Settings],
     ) -> None:
+        self._adam: OneBitAdam | None = None
         self._clip_value = _limit("clip_value", clip_value)
         self._clip_norm = _limit("clip_norm", clip_norm)
         if names is not None:
@@ -100,6 +89,8 @@ class State(GradientExchange):
             parameters=sizes,
             structure=structure,
             purpose="state",
+            warm_up_steps=warm_up_steps,
+            warm_up_codec=warm_up_codec,
             **settings,
         )
         if names is None and self.rules.needs_names:
@@ -111,66 +102,25 @@ class State(GradientExchange):
         self._bypassed: dict[str, int] = {}
         self._ddp: Callable[[], Any] = lambda: None  # the model, for join()
         self._has_forward, self._factor = False, 1.0
-        self._adam: OneBitAdam | None = None
-        self._warm_up = self._planned(warm_up_steps, warm_up_codec)
-        self._warming_up = False  # whether the exchange is that of the warm-up
-        if self._warm_up is not None:
-            self._take_phase(warming_up=True)
 
     # The warm-up.
 
     @property
     def warmed_up(self) -> bool:
         """True if the last backward pass went by the codec, and not by that of a warm-up."""
-        return not self._in_warm_up(self.steps)
+        return not self._warms_up(self.steps)
 
-    def _in_warm_up(self, steps: int) -> bool:
-        """True if step number `steps`, from 1, is one of the warm-up."""
+    def _warms_up(self, steps: int) -> bool:
+        """Until the next step begins, since the optimizer's last step of the warm-up makes the
+        momentum with which 1-bit Adam's exchange goes on."""
         return self._warm_up is not None and steps <= self._warm_up.steps
 
-    def _planned(self, steps: int | None, first: str | None = None) -> WarmUp | None:
-        """A warm-up of so many steps by codec `first` before this codec. InvalidArgumentError where
-        there is nothing to change to."""
-        if steps is None:
-            if first is not None:
-                raise errors.InvalidArgumentError(
-                    f"warm_up_codec={first!r} without warm_up_steps; pass the number of steps, or "
-                    "leave it out"
-                )
-            return None
-        check_whole("warm_up_steps", steps, 1)
-        if self.automatic:
-            raise errors.InvalidArgumentError(
-                f"warm_up_steps={steps} with codec='auto', which measures its first steps with "
-                "fp32 and may stay with it; take a codec that is chosen, or leave warm_up_steps out"
-            )
-        first = EXACT if first is None else first
-        if first not in WARM_UP_CODECS:
-            raise errors.InvalidArgumentError(
-                f"warm_up_codec is {first!r}, expected one of {', '.join(WARM_UP_CODECS)}"
-            )
-        if not self.config.momentum and set(self._rules.by_pattern.values()) == {first}:
-            raise errors.InvalidArgumentError(
-                f"warm_up_steps={steps} with codec {first!r}, expected a codec that the gradients "
-                f"change to after so many steps in {first}; leave warm_up_steps out"
-            )
-        return WarmUp(steps, first, self.codec, self.config.momentum)
-
-    def _take_phase(self, *, warming_up: bool) -> None:
-        """Goes on as in the warm-up, or as after it. All ranks call it, with nothing in flight. In
-        the warm-up 1-bit Adam keeps its momentum itself."""
-        assert self._warm_up is not None
-        _, first, codec, momentum = self._warm_up
-        if warming_up:
-            codec, momentum = first, momentum if self._adam is None else 0.0
-        self._warming_up = warming_up
-        self._layout.forget()
-        self._change_codec(codec, momentum)
+    def _momentum_of_warm_up(self) -> float:
+        """1-bit Adam keeps its momentum itself."""
+        return super()._momentum_of_warm_up() if self._adam is None else 0.0
 
     def _end_warm_up(self) -> None:
-        """As the first step after it begins: not before, since the optimizer's last step of the
-        warm-up makes the momentum with which 1-bit Adam's exchange goes on."""
-        self._take_phase(warming_up=False)
+        super()._end_warm_up()
         if self._adam is not None:
             found = {p: self._adam.momentum_of(p) for p in self._layout.parameters()}
             named = {self._layout.name_of(p): m for p, m in found.items() if m is not None}
@@ -182,8 +132,6 @@ class State(GradientExchange):
         self,
         optimizer: Optimizer,
         name_of: Callable[[torch.Tensor], str | None] | None = None,
-        *,
-        warm_up_steps: int | None = None,
     ) -> None:
         """Move momentum and weight decay out of the optimizer into this state.
 
@@ -196,32 +144,23 @@ class State(GradientExchange):
         Args:
             optimizer: torch.optim.SGD with momentum 0 or the state's; buffers that it has already
                 move along. Or torch.optim.Adam or AdamW with betas[0] as the state's momentum:
-                1-bit Adam (arXiv 2102.02888).
+                1-bit Adam (arXiv 2102.02888), of a state with warm_up_steps, after which its
+                variance is frozen. The paper takes 15 to 20 % of a run.
             name_of: a parameter's name; None: as this state names it.
-            warm_up_steps: as State's, which has it unless it was given there. Adam needs one: its
-                variance is frozen then. The paper takes 15 to 20 % of a run.
         """
         check_kind("optimizer", optimizer, Optimizer, "one of torch.optim")
-        if warm_up_steps is not None and self._warm_up is not None:
-            raise errors.InvalidArgumentError(
-                f"take_momentum got warm_up_steps={warm_up_steps} for a state that was made with "
-                f"warm_up_steps={self._warm_up.steps}; leave one of them out"
-            )
-        warm_up = self._warm_up or self._planned(warm_up_steps)
         if self.momentum.paired:
             raise errors.InvalidArgumentError("this state is paired with an optimizer already")
         if is_adam(optimizer) and self.config.momentum:
-            if warm_up is not None and warm_up.first != EXACT:
+            warm_up = self._warm_up
+            if warm_up is not None and warm_up.first.joined != EXACT:
                 raise errors.InvalidArgumentError(
-                    f"warm_up_codec={warm_up.first!r} with 1-bit Adam, expected {EXACT!r}, since "
-                    "its variance is taken from the warm-up; leave warm_up_codec out"
+                    f"warm_up_codec={warm_up.first.joined!r} with 1-bit Adam, expected {EXACT!r}, "
+                    "since its variance is taken from the warm-up; leave warm_up_codec out"
                 )
             self._take_adam(OneBitAdam(optimizer, None if warm_up is None else warm_up.steps))
         else:
             super().take_momentum(optimizer, name_of or self._layout.name_of)
-        self._warm_up = warm_up
-        if warm_up is not None:
-            self._take_phase(warming_up=self._in_warm_up(self.steps))
 
     def _take_adam(self, adam: OneBitAdam) -> None:
         if self.config.momentum != adam.beta:
@@ -232,6 +171,7 @@ class State(GradientExchange):
         self.momentum.pair(adam.optimizer)
         self._adam = adam
         adam.install(lambda: self.warmed_up)
+        self._take_phase(warming_up=self._warms_up(self.steps))  # whose momentum is Adam's now
 
     # Buckets of DDP.
 
@@ -250,8 +190,6 @@ class State(GradientExchange):
             self._end_ddp_step()
         if step.number == 0 and self.steps:
             self.between_steps(buffer.device)
-            if self._warming_up and not self._in_warm_up(self.steps + 1):
-                self._end_warm_up()
         tensors.check(buffer, self.rank, lambda: self._layout.describe(bucket))
         if step.number == 0:
             self._factor = self._join_factor(buffer.device)
@@ -322,16 +260,6 @@ class State(GradientExchange):
 
     # Checkpoints and recovery.
 
-    def load_state_dict(self, saved: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
-        _, steps = self.check_state_dict(saved)
-        if self._in_warm_up(steps) != self._warming_up:
-            self._take_phase(warming_up=not self._warming_up)
-        super().load_state_dict(saved)
-
-    def _owns_momentum(self) -> bool:
-        later = 0.0 if self._warm_up is None else self._warm_up.momentum
-        return max(self.config.momentum, later) != 0
-
     def recover(
         self,
         process_group: dist.ProcessGroup | None = None,
@@ -351,8 +279,6 @@ class State(GradientExchange):
         check_kind("module", module, (torch.nn.Module, type(None)), "a torch.nn.Module, or None")
         check_kind("optimizer", optimizer, (Optimizer, type(None)), "one of torch.optim, or None")
         result = super().recover(process_group, made=self.steps - self.lost_last_step)
-        if self._warm_up is not None:  # the ranks may have stopped on both sides of its end
-            self._take_phase(warming_up=self._in_warm_up(self.steps))
         self._layout.step.abandon()
         if not result.equal:
             agree.replica_from_rank(result.source, module, optimizer, process_group)

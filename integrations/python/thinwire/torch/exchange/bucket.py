@@ -41,8 +41,8 @@ class Bucket:
     allocates and hashes as little as possible."""
 
     __slots__ = (
-        "_handle", "_owner", "collective", "dtype", "name", "numel", "op", "parts", "priority",
-        "segments", "shape",
+        "_handle", "_owner", "_rules", "collective", "dtype", "name", "numel", "op", "parts",
+        "priority", "segments", "shape",
     )  # fmt: skip
 
     def __init__(
@@ -68,6 +68,7 @@ class Bucket:
         self.collective = collective
         self._owner: Communicator | None = None
         self._handle: comm.Bucket | None = None  # in the owner
+        self._rules: Rules | None = None  # that its codecs are of, if follow() gave them
         self.segments: Segments | None = None
         if self.parts:
             self.segments = Segments(
@@ -97,10 +98,15 @@ def handle_of(bucket: Bucket, communicator: Communicator) -> comm.Bucket:
     return bucket._handle
 
 
-def set_codec(bucket: Bucket, number: int) -> None:
-    """Between steps: all parts go with the codec of this number among those of the exchange."""
-    if bucket.segments is not None and bucket.segments.set_codec(number):
+def follow(bucket: Bucket, rules: Rules) -> None:
+    """Between steps: each part goes with the codec that these rules have for it.
+    InvalidArgumentError if they have none."""
+    if bucket._rules is rules or bucket.segments is None:
+        return
+    numbers = {name: rules.index_of(name) for name in {part.name for part in bucket.parts}}
+    if bucket.segments.set_codecs([numbers[part.name] for part in bucket.parts]):
         bucket._handle = None
+    bucket._rules = rules
 
 
 class InFlight:

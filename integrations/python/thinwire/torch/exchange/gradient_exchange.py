@@ -25,9 +25,9 @@ from thinwire.torch.exchange.bucket import (
     Part,
     check_size,
     check_sizes,
+    follow,
     lay_out,
     parts_of,
-    set_codec,
 )
 from thinwire.torch.exchange.checkpoint import Residuals
 from thinwire.torch.exchange.compression import Compression
@@ -36,6 +36,7 @@ from thinwire.torch.exchange.momentum import OwnedMomentum
 from thinwire.torch.exchange.recovery import Agreement, Recovery, fit, progress_of
 from thinwire.torch.exchange.rules import Codec, Rules, Structure
 from thinwire.torch.exchange.session import Session
+from thinwire.torch.exchange.warm_up import plan
 from thinwire.torch.group import Membership, rank_or_0, resolve, users_of
 
 _INT32 = -(2**31), 2**31 - 1
@@ -60,6 +61,9 @@ class GradientExchange(Compression):
         structure: names of parameters by the words "1d" and "embedding", for rules by
             structure.
         purpose: names the kind of user. Ranks match exchanges of one purpose by their order.
+        warm_up_steps: so many steps go by warm_up_codec, and the rest by `codec`. An adapter calls
+            between_steps().
+        warm_up_codec: "fp32", "bf16" or "int8"; None: fp32.
         options: the settings in `thinwire.torch.Options`; None means the THINWIRE_* variable, else
             the default. With momentum the exchange returns momentum in place of gradients; see
             take_momentum().
@@ -78,6 +82,8 @@ class GradientExchange(Compression):
         parameters: Mapping[str, int] | None = None,
         structure: Structure | None = None,
         purpose: str = "exchange",
+        warm_up_steps: int | None = None,
+        warm_up_codec: str | None = None,
         **options: Any,
     ) -> None:
         check_kind("purpose", purpose, str, "text")
@@ -90,7 +96,6 @@ class GradientExchange(Compression):
             **options,
         )
         self._auto: AutoCodec | None = None
-        self._number = 0  # with "auto": of the codec, among those of the session
         if settings.codec == AUTO:
             self._auto = AutoCodec(settings, process_group)
             settings = self._auto.config
@@ -108,18 +113,25 @@ class GradientExchange(Compression):
         self.momentum = OwnedMomentum(settings.momentum, settings.nesterov)
         self._step_tensors: list[Any] = []  # those of the last whole step, and their buckets
         self._step_buckets: list[FlatBucket] = []
+        self._warming_up = False  # whether the exchange is that of the warm-up
+        self._warm_up = plan(
+            warm_up_steps, warm_up_codec, self._rules, settings.momentum, automatic=self.automatic
+        )
+        if self._warm_up is not None:
+            self._take_phase(warming_up=True)
 
     # Settings.
 
     @property
     def codec(self) -> str | dict[str, str]:
-        """The codec or the rules in use; with "auto" it changes in the first steps."""
+        """The codec or the rules in use; with "auto" or a warm-up it changes."""
         rules = self._rules.by_pattern
         return rules if self._rules.needs_names else next(iter(rules.values()))
 
     @property
     def rules(self) -> Rules:
-        return self._rules
+        """Those in use; of a warm-up those after it."""
+        return self._rules if self._warm_up is None else self._warm_up.then
 
     @property
     def config(self) -> config.Config:
@@ -177,9 +189,10 @@ class GradientExchange(Compression):
             check_size(part.name, part.total or part.numel, self._session.restored)
         bucket = Bucket(
             name, sum(part.numel for part in listed), tensors.DTYPES[dtype], parts=listed,
-            codecs=[self._rules.index_of(part.name) for part in listed], priority=priority,
+            codecs=[0] * len(listed), priority=priority,
             shape=shape if self.config.strict else None, op=op, collective=collective,
         )  # fmt: skip
+        follow(bucket, self._rules)
         self._parameters.add(bucket)
         return bucket
 
@@ -230,8 +243,7 @@ class GradientExchange(Compression):
                 f"{dtype} with strides {buffer.stride()}, expected {bucket.numel} contiguous "
                 f"elements of {bucket.dtype}"
             )
-        if self._auto is not None:
-            set_codec(bucket, self._number)
+        follow(bucket, self._rules)
 
     def end_step(self, *, repeats: bool | None = True) -> None:
         """Says once a step that all of its buckets have been submitted. repeats: the next step will
@@ -244,14 +256,18 @@ class GradientExchange(Compression):
         self._session.end_step(repeats=False if comparing else repeats)
 
     def between_steps(self, device: torch.device, finish: Callable[[], None] | None = None) -> None:
-        """Once a step on all ranks, when codec="auto" may change the codec; else it does nothing.
+        """Once a step on all ranks, when codec="auto" or a warm-up's end may change the codec.
         `finish` waits until the adapter has nothing in flight; None: start() was used. Buckets stay
         valid. PeerLostError if a rank was lost."""
         check_kind("device", device, torch.device, "a torch.device")
         check_call("finish", finish)
+        finish = finish or self._session.wait_idle
+        if self._warming_up and self._warm_up is not None and self.steps >= self._warm_up.steps:
+            finish()
+            self._end_warm_up()
         if self._auto is None:
             return
-        choice = self._auto.after_step(device, finish or self._session.wait_idle)
+        choice = self._auto.after_step(device, finish)
         if choice is not None:
             self._take(choice)
 
@@ -271,16 +287,27 @@ class GradientExchange(Compression):
         """Goes on with what codec="auto" has chosen. A codec that the session has costs no new
         connection. All ranks call it, with nothing in flight."""
         self._rules = Rules(choice.codec, self._structure, choice.among)
-        self._number = choice.among.index(choice.codec)
         if self._rules.joined != self.config.codec:
             self._go_on(self._rules.joined, self.config.momentum, self._session.memory())
 
-    def _change_codec(self, codec: Codec, momentum: float | None = None) -> None:
-        """Goes on with another codec, and where it is given with another momentum; residuals and
-        counts are kept. All ranks call it, with nothing in flight."""
-        self._rules = Rules(codec, self._structure)
-        momentum = self.config.momentum if momentum is None else momentum
+    def _warms_up(self, steps: int) -> bool:
+        """True if after so many steps the exchange is that of a warm-up."""
+        return self._warm_up is not None and steps < self._warm_up.steps
+
+    def _take_phase(self, *, warming_up: bool) -> None:
+        """Goes on as in the warm-up, or as after it; residuals and counts are kept. All ranks call
+        it, with nothing in flight."""
+        assert self._warm_up is not None
+        _, first, then, momentum = self._warm_up
+        self._warming_up, self._rules = warming_up, first if warming_up else then
+        momentum = self._momentum_of_warm_up() if warming_up else momentum
         self._go_on(self._rules.joined, momentum, self._session.memory())
+
+    def _momentum_of_warm_up(self) -> float:
+        return 0.0 if self._warm_up is None else self._warm_up.momentum
+
+    def _end_warm_up(self) -> None:
+        self._take_phase(warming_up=False)
 
     def _go_on(self, codec: str, momentum: float, kept: Residuals) -> None:
         """Closes the session, and opens one that starts from `kept` at the next step; allowed after
@@ -371,7 +398,9 @@ class GradientExchange(Compression):
         self._session.load(memory, self.steps)
 
     def _owns_momentum(self) -> bool:
-        return self.config.momentum != 0
+        """Now, or after a warm-up."""
+        later = 0.0 if self._warm_up is None else self._warm_up.momentum
+        return max(self.config.momentum, later) != 0
 
     # Statistics and checkpoints.
 
@@ -408,6 +437,8 @@ class GradientExchange(Compression):
         training goes on bit by bit as if it had never stopped. InvalidArgumentError if the dict
         does not fit, which changes nothing."""
         residuals, steps = self.check_state_dict(saved)
+        if self._warms_up(steps) != self._warming_up:
+            self._take_phase(warming_up=not self._warming_up)
         self._session.load(residuals, steps)
         self.steps = steps
 
@@ -475,8 +506,10 @@ class GradientExchange(Compression):
         self._process_group, self.steps = process_group, agreement.result.step
         if self._auto is not None:
             self._auto.settle(process_group, agreement.goal.codec)
-            self._rules, self._number = Rules(agreement.goal.codec), 0
+            self._rules = Rules(agreement.goal.codec)
         self._go_on(agreement.goal.codec, agreement.goal.momentum, kept)
+        if self._warm_up is not None:  # the ranks may have stopped on both sides of its end
+            self._take_phase(warming_up=self._warms_up(self.steps))
         return agreement.result
 
     @property

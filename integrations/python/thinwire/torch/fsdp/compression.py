@@ -39,6 +39,8 @@ def compress_shards(
     gather: str | None = None,
     reference: gathers.Wanted = None,
     feedback: Wanted = None,
+    warm_up_steps: int | None = None,
+    warm_up_codec: str | None = None,
     **options: Any,
 ) -> ShardedCompression:
     """Compresses the gradients of a model under FSDP2, from the next backward pass on.
@@ -73,6 +75,8 @@ def compress_shards(
     feedback: "auto" (None stands for it): residuals are kept where they take at most 1/8 of the
       memory that is available on each rank; elsewhere a warning says how many bytes they take.
       True: always. False: never. Without residuals a codec that nobody named is bf16.
+    warm_up_steps: so many steps go by warm_up_codec, and the rest by the codec; not with "auto".
+    warm_up_codec: "fp32" (None stands for it), "bf16" or "int8".
     options: settings of docs/reference/settings.md.
 
     Gradients are summed in fp32 and come out in the dtype of the reduction. Residuals take 4 bytes
@@ -95,7 +99,8 @@ def compress_shards(
     if inner is False and replicas is None:
         raise wrong("inner", inner, "True for shards without replicas: nothing else is reduced")
     sharing = _Sharing(inner is not False, replicas)
-    made = ShardedCompression(units, codec, sharing, gather, kind, feedback, options)
+    warm_up = {"warm_up_steps": warm_up_steps, "warm_up_codec": warm_up_codec}
+    made = ShardedCompression(units, codec, sharing, gather, kind, feedback, warm_up, options)
     for unit in units:
         made._install(unit)
     return made
@@ -119,13 +124,15 @@ class ShardedCompression(Compression):
         gather: str | None,
         reference: str | bool,
         feedback: bool | str,
+        warm_up: Mapping[str, Any],
         options: Mapping[str, Any],
     ) -> None:
         """compress() makes it."""
         padded = {part.name: part.total for unit in units for part in unit.parts_of_rank(0)}
         group, replicas = _group_of(units), sharing.replicas
         self._inner = sharing.inner
-        self._exchange = _exchange(codec, group, padded, "fsdp", options)
+        reducing = {**options, **warm_up}
+        self._exchange = _exchange(codec, group, padded, "fsdp", reducing)
         if self._exchange.automatic and replicas is not None:
             raise InvalidArgumentError(
                 f"FSDP2 got codec='auto' with {dist.get_world_size(replicas)} replicas, expected a "
@@ -139,7 +146,7 @@ class ShardedCompression(Compression):
                 taken = "auto" if self._exchange.automatic else "bf16" if unnamed else None
                 _warn_of_no_residuals(self._feedback, taken)
             if unnamed:
-                codec = "bf16"
+                codec, reducing = "bf16", options  # which loses nothing: no warm-up
                 self._exchange.close()
                 self._exchange = _exchange(codec, group, padded, "fsdp", options)
         if self._exchange.automatic:
@@ -151,7 +158,7 @@ class ShardedCompression(Compression):
         self._replicas: GradientExchange | None = None
         self._replica_group = replicas
         if replicas is not None:
-            self._replicas = _exchange(codec, replicas, padded, "fsdp replicas", options)
+            self._replicas = _exchange(codec, replicas, padded, "fsdp replicas", reducing)
             self._replica_steps = Steps([unit.name for unit in units], self._replicas)
         self._pool = Pool()
         self._reference: Decision | None = None  # whether there is one, where it is asked for
