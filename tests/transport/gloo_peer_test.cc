@@ -7,7 +7,6 @@
 #include <sys/socket.h>
 
 #include <algorithm>
-#include <atomic>
 #include <chrono>
 #include <cstring>
 #include <memory>
@@ -250,17 +249,21 @@ TEST_F(GlooParcelsTest, ADamagedHeaderFailsTheGroup) {
   EXPECT_TRUE(absl::IsDataLoss(status)) << status;
 }
 
-struct Deaf final : BlockOwner {
-  void OnBlockEnded(const absl::Status&) override { ++ended; }
-  void OnFailure() override {}
-  std::atomic<int> ended{0};
+struct CountingOwner final : BlockOwner {
+  void OnBlockEnded(const absl::Status& status) override {
+    ++ended;
+    last = status;
+  }
+  int ended = 0;
+  absl::Status last;
 };
 
-// Of the right slot and a wrong size: it is not what is expected, and nothing is written.
+// Of the right slot and a wrong size: it is not what is expected, and nothing is written. What is
+// expected ends with the group, once.
 TEST_F(GlooParcelsTest, ABlockOfAnotherSizeIsNotTheOneThatIsExpected) {
   constexpr uint64_t kSlot = 77;
   std::vector<uint8_t> room(100, 0xee);
-  Deaf owner;
+  CountingOwner owner;
   GlooLoop& loop = ranks_.links[0]->loop();
   loop.Post([&] { ranks_.links[0]->peer(1)->ReceiveParcel(kSlot, room, &owner); });
   loop.Sync();
@@ -270,7 +273,12 @@ TEST_F(GlooParcelsTest, ABlockOfAnotherSizeIsNotTheOneThatIsExpected) {
   peers.Begin(ranks_.data[1], 1);
   ASSERT_TRUE(after.exchange->Wait(Soon()).ok());
   ASSERT_TRUE(peers.exchange->Wait(Soon()).ok());
+  loop.Sync();
   EXPECT_EQ(owner.ended, 0);
+  ranks_.links[0]->Abort(absl::AbortedError("enough"));
+  loop.Sync();
+  EXPECT_EQ(owner.ended, 1);
+  EXPECT_EQ(owner.last.message(), "enough");
   EXPECT_EQ(room, std::vector<uint8_t>(100, 0xee));
 }
 

@@ -83,8 +83,8 @@ uint64_t SlotOf(uint64_t tag, size_t bytes) {
   return slot | 1;  // even slots are those of frames
 }
 
-// Gloo's loop starts the blocks, in two batches, and sees them end. If a peer is lost without which
-// the group goes on, the exchange ends with that reason once its other blocks have ended.
+// Gloo's loop starts the blocks, in two batches, and sees them end. If a peer is lost the exchange
+// ends with that reason once its other blocks have ended: at once where all peers are.
 class GlooExchange final : public Exchange, private BlockOwner {
  public:
   // The links outlive this, and `bytes_sent`, which counts.
@@ -111,7 +111,6 @@ class GlooExchange final : public Exchange, private BlockOwner {
   void Start(std::vector<Block>& blocks, bool outgoing);
   void StartBlock(const Block& block, bool outgoing);
   void OnBlockEnded(const absl::Status& status) override;
-  void OnFailure() override;
   void End();
 
   bool HasEndedBy(Deadline deadline);
@@ -119,7 +118,7 @@ class GlooExchange final : public Exchange, private BlockOwner {
   GlooLinks& links_;
   const uint64_t tag_;
   std::atomic<uint64_t>& bytes_sent_;
-  bool waited_ = false;
+  bool sent_ = false, waited_ = false;
 
   // The loop's thread's from the post of their start on.
   std::vector<Block> receives_, sends_;
@@ -135,7 +134,8 @@ class GlooExchange final : public Exchange, private BlockOwner {
 GlooExchange::~GlooExchange() {
   if (waited_) return;
   links_.failure()->Fail(absl::InternalError("an exchange was dropped before it was waited for"));
-  links_.AwaitEnd();
+  if (!sent_) links_.loop().Post([this] { StartSends(); });
+  Wait(Deadline::max()).IgnoreError();
 }
 
 void GlooExchange::Add(std::vector<Block>& blocks, int peer, MutableBytes bytes) {
@@ -155,6 +155,7 @@ void GlooExchange::Receive(std::span<const MutableBytes> recv) {
 }
 
 void GlooExchange::Send(std::span<const Bytes> send) {
+  sent_ = true;
   const auto [rank, size] = links_.members();
   for (int i = 1; i < size; ++i) {  // every rank begins with another peer
     const int to = (rank + i) % size;
@@ -174,7 +175,10 @@ void GlooExchange::StartSends() {
 
 // The exchange may be gone when this returns.
 void GlooExchange::Start(std::vector<Block>& blocks, bool outgoing) {
-  if (!links_.Join(this)) return OnFailure();
+  if (links_.failure()->failed()) {
+    status_ = links_.failure()->reason();
+    blocks.clear();
+  }
   under_way_ += blocks.size() + 1;  // nobody ends it in the midst of this
   for (const Block& block : blocks) {
     try {
@@ -192,7 +196,7 @@ void GlooExchange::Start(std::vector<Block>& blocks, bool outgoing) {
 
 void GlooExchange::StartBlock(const Block& block, bool outgoing) {
   GlooPeer& peer = *links_.peer(block.peer);
-  if (peer.lost()) return OnBlockEnded(links_.failure()->peer_reason(block.peer));
+  if (!peer.lost().ok()) return OnBlockEnded(peer.lost());
   const uint64_t slot = SlotOf(tag_, block.bytes.size());
   if (block.buffer == nullptr) {
     if (outgoing) return peer.SendParcel(slot, block.bytes, this);
@@ -203,24 +207,17 @@ void GlooExchange::StartBlock(const Block& block, bool outgoing) {
 }
 
 void GlooExchange::OnBlockEnded(const absl::Status& status) {
-  status_.Update(status);
+  if (!status.ok()) status_ = status;  // the last one is the group's, if that has failed
   if (--under_way_ == 0 && all_started_) End();
 }
 
-// Without their buffers the connections can't touch the blocks any more. Until the sends are posted
-// their caller may be at them, and hears of the failure once they are.
-void GlooExchange::OnFailure() {
-  receives_.clear();
-  under_way_ = 0;
-  if (!all_started_) return;
-  sends_.clear();
-  status_ = links_.failure()->reason();
-  End();
-}
-
-// The last that the loop has to do with this exchange.
+// The last that the loop has to do with this exchange. Connections that are still open can't touch
+// blocks without their buffers.
 void GlooExchange::End() {
-  links_.Leave(this);
+  if (!status_.ok()) {
+    receives_.clear();
+    sends_.clear();
+  }
   const absl::MutexLock lock(&mu_);
   ended_ = true;
   end_.Signal();
