@@ -155,6 +155,7 @@ TEST_F(GlooParcelsTest, ABlockThatComesAfterAFailureIsWrittenNowhere) {
   SwapAll({8});
   Swap victim(0, 1, 64), peers(1, 1, 64);
   victim.Begin(ranks_.data[0], 1);
+  ranks_.links[0]->loop().Sync();
   ranks_.links[0]->Abort(absl::AbortedError("enough"));
   EXPECT_EQ(victim.exchange->Wait(Soon()).message(), "enough");
   const std::vector<uint8_t> others(64, 0xee);
@@ -164,6 +165,47 @@ TEST_F(GlooParcelsTest, ABlockThatComesAfterAFailureIsWrittenNowhere) {
   EXPECT_EQ(victim.in, others);
   ranks_.links[1]->Abort(absl::AbortedError("the test is over"));
   peers.exchange->Wait(Soon()).IgnoreError();
+}
+
+// A message's memory is its caller's again once the exchange has ended, although the connection is
+// open and the peer goes on.
+class GlooMessagesTest : public GlooParcelsTest {
+ protected:
+  // Returns when each loop has done what the other one's last turns led to.
+  void SettleAll() {
+    for (int turn = 0; turn < 6; ++turn) ranks_.links[turn % 2]->loop().Sync();
+  }
+
+  const std::vector<uint8_t> others_ = std::vector<uint8_t>(GlooPeer::kLargestParcel + 1, 0xee);
+  const std::vector<Bytes> nothing_to_send_ = std::vector<Bytes>(2);
+  const std::vector<MutableBytes> nothing_to_receive_ = std::vector<MutableBytes>(2);
+};
+
+TEST_F(GlooMessagesTest, OneThatComesAfterAFailureIsWrittenNowhere) {
+  std::vector<uint8_t> out(others_.size()), in(others_.size());
+  const auto victim = ranks_.data[0]->Start(1, nothing_to_send_, std::vector<MutableBytes>(2, in));
+  SettleAll();
+  ranks_.links[0]->Abort(absl::AbortedError("enough"));
+  EXPECT_EQ(victim->Wait(Soon()).message(), "enough");
+  in = others_;
+  const auto late = ranks_.data[1]->Start(1, std::vector<Bytes>(2, out), nothing_to_receive_);
+  EXPECT_TRUE(late->Wait(Soon()).ok());
+  SettleAll();
+  EXPECT_EQ(in, others_);
+}
+
+TEST_F(GlooMessagesTest, OneThatIsAskedForAfterAFailureIsNotSent) {
+  std::vector<uint8_t> out(others_.size()), in(others_.size());
+  const auto victim = ranks_.data[0]->Start(1, std::vector<Bytes>(2, out), nothing_to_receive_);
+  SettleAll();
+  ranks_.links[0]->Abort(absl::AbortedError("enough"));
+  EXPECT_EQ(victim->Wait(Soon()).message(), "enough");
+  out = others_;
+  const auto late = ranks_.data[1]->Start(1, nothing_to_send_, std::vector<MutableBytes>(2, in));
+  SettleAll();
+  EXPECT_EQ(in, std::vector<uint8_t>(in.size()));
+  ranks_.links[1]->Abort(absl::AbortedError("the test is over"));
+  late->Wait(Soon()).IgnoreError();
 }
 
 // Frames that are under way leave all the same, with the blocks that they hold; what waits behind
