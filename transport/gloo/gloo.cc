@@ -106,12 +106,9 @@ class GlooExchange final : public Exchange, private BlockOwner {
   void Add(std::vector<Block>& blocks, int peer, MutableBytes bytes);
 
   // On the loop's thread:
-  void StartReceives();
-  void StartSends();
-  void Start(std::vector<Block>& blocks, bool outgoing);
+  void Start(bool outgoing);  // all sends, or all receives
   void StartBlock(const Block& block, bool outgoing);
   void OnBlockEnded(const absl::Status& status) override;
-  void End();
 
   bool HasEndedBy(Deadline deadline);
 
@@ -134,7 +131,7 @@ class GlooExchange final : public Exchange, private BlockOwner {
 GlooExchange::~GlooExchange() {
   if (waited_) return;
   links_.failure()->Fail(absl::InternalError("an exchange was dropped before it was waited for"));
-  if (!sent_) links_.loop().Post([this] { StartSends(); });
+  if (!sent_) links_.loop().Post([this] { Start(true); });
   Wait(Deadline::max()).IgnoreError();
 }
 
@@ -151,7 +148,7 @@ void GlooExchange::Receive(std::span<const MutableBytes> recv) {
     const int from = (rank + size - i) % size;
     if (!recv[from].empty()) Add(receives_, from, recv[from]);
   }
-  links_.loop().Post([this] { StartReceives(); });
+  links_.loop().Post([this] { Start(false); });
 }
 
 void GlooExchange::Send(std::span<const Bytes> send) {
@@ -163,18 +160,13 @@ void GlooExchange::Send(std::span<const Bytes> send) {
     Add(sends_, to, {const_cast<uint8_t*>(send[to].data()), send[to].size()});
     bytes_sent_ += send[to].size();
   }
-  links_.loop().Post([this] { StartSends(); });
-}
-
-void GlooExchange::StartReceives() { Start(receives_, false); }
-
-void GlooExchange::StartSends() {
-  all_started_ = true;
-  Start(sends_, true);
+  links_.loop().Post([this] { Start(true); });
 }
 
 // The exchange may be gone when this returns.
-void GlooExchange::Start(std::vector<Block>& blocks, bool outgoing) {
+void GlooExchange::Start(bool outgoing) {
+  all_started_ = outgoing;
+  std::vector<Block>& blocks = outgoing ? sends_ : receives_;
   if (links_.failure()->failed()) {
     status_ = links_.failure()->reason();
     blocks.clear();
@@ -206,15 +198,11 @@ void GlooExchange::StartBlock(const Block& block, bool outgoing) {
   peer.ReceiveMessage(slot, *block.buffer, this);
 }
 
+// The end of the last block is the last that the loop has to do with this exchange.
 void GlooExchange::OnBlockEnded(const absl::Status& status) {
   if (!status.ok()) status_ = status;  // the last one is the group's, if that has failed
-  if (--under_way_ == 0 && all_started_) End();
-}
-
-// The last that the loop has to do with this exchange. Connections that are still open can't touch
-// blocks without their buffers.
-void GlooExchange::End() {
-  if (!status_.ok()) {
+  if (--under_way_ > 0 || !all_started_) return;
+  if (!status_.ok()) {  // without buffers, connections that are still open can't touch the blocks
     receives_.clear();
     sends_.clear();
   }

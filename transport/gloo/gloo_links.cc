@@ -153,7 +153,7 @@ GlooLinks::GlooLinks(std::shared_ptr<gloo::Context> context, std::unique_ptr<Glo
 
 GlooLinks::~GlooLinks() {
   failure_->Fail(absl::CancelledError("the transport was destroyed"));
-  Drain(Clock::now() + last_words_);
+  Flush(Clock::now() + last_words_);
   CloseConnections(*context_, *loop_);
 }
 
@@ -183,14 +183,11 @@ absl::StatusOr<ControlMessage> GlooLinks::Receive() {
   return failure_->reason();
 }
 
-void GlooLinks::Drain(Deadline deadline) {
+void GlooLinks::Flush(Deadline deadline) {
+  if (!failure_->failed()) return;
   for (const auto& peer : peers_) {
     if (peer != nullptr) peer->Drain(deadline);
   }
-}
-
-void GlooLinks::Flush(Deadline deadline) {
-  if (failure_->failed()) Drain(deadline);
 }
 
 void GlooLinks::OnFailure() {
@@ -213,6 +210,7 @@ GlooPeer::GlooPeer(GlooLinks& links, int peer)
     : links_(links),
       peer_(peer),
       control_(links.context(), peer, kControlSlot, kControlBytes, kControlFrames) {
+  links_.loop().Post([this] { Observe(links_.context(), peer_, this); });
   Post();
 }
 
@@ -222,7 +220,6 @@ void GlooPeer::Post() {
 
 void GlooPeer::Run() {
   posted_ = false;
-  if (!std::exchange(observing_, true)) Observe(links_.context(), peer_, this);
   try {
     control_.Refill();
     SendFrames();

@@ -200,7 +200,6 @@ class GlooPeer {
   std::atomic<bool> posted_{false};  // Run will look at everything again
 
   // The loop's thread's own.
-  bool observing_ = false;
   absl::Status lost_;
   GlooFrames control_;
   std::vector<std::unique_ptr<GlooFrames>> sizes_;  // of parcels' frames, ascending; empty at first
@@ -240,7 +239,6 @@ class GlooLinks final : public ControlPlane {
   void PushFrame(int from, const Bytes& frame);
 
  private:
-  void Drain(Deadline deadline);  // gives frames until then to leave
   void OnFailure();
   void LosePeers();  // on the loop's thread: those that are lost, which all are after a failure
   bool IsReady() const ABSL_SHARED_LOCKS_REQUIRED(mu_) {
