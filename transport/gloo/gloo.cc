@@ -166,11 +166,7 @@ void GlooExchange::Send(std::span<const Bytes> send) {
 // The exchange may be gone when this returns.
 void GlooExchange::Start(bool outgoing) {
   all_started_ = outgoing;
-  std::vector<Block>& blocks = outgoing ? sends_ : receives_;
-  if (links_.failure()->failed()) {
-    status_ = links_.failure()->reason();
-    blocks.clear();
-  }
+  const std::vector<Block>& blocks = outgoing ? sends_ : receives_;
   under_way_ += blocks.size() + 1;  // nobody ends it in the midst of this
   for (const Block& block : blocks) {
     try {
@@ -183,7 +179,7 @@ void GlooExchange::Start(bool outgoing) {
   for (const Block& block : blocks) {
     if (outgoing && block.buffer != nullptr) links_.peer(block.peer)->CollectMessages();
   }
-  OnBlockEnded(absl::OkStatus());
+  OnBlockEnded(links_.lost());  // the result of an exchange without blocks
 }
 
 void GlooExchange::StartBlock(const Block& block, bool outgoing) {

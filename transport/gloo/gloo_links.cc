@@ -198,6 +198,7 @@ void GlooLinks::OnFailure() {
 }
 
 void GlooLinks::LosePeers() {
+  lost_ = failure_->reason();
   for (int rank = 0; rank < members_.size; ++rank) {
     const absl::Status reason = failure_->peer_reason(rank);
     if (peers_[rank] != nullptr && !reason.ok()) peers_[rank]->Lose(reason);

@@ -235,6 +235,9 @@ class GlooLinks final : public ControlPlane {
   GlooLoop& loop() { return *loop_; }
   GlooPeer* peer(int rank) { return peers_[rank].get(); }  // null: there is no connection
 
+  // On the loop's thread: why all peers are lost, or OK.
+  const absl::Status& lost() const { return lost_; }
+
   // A frame has come. Thread-safe.
   void PushFrame(int from, const Bytes& frame);
 
@@ -250,6 +253,7 @@ class GlooLinks final : public ControlPlane {
   const std::shared_ptr<Failure> failure_;
   const std::chrono::milliseconds last_words_;
   std::vector<std::unique_ptr<GlooPeer>> peers_;  // by rank
+  absl::Status lost_;                             // the loop's thread's
 
   absl::Mutex mu_;
   std::deque<ControlMessage> frames_ ABSL_GUARDED_BY(mu_);
