@@ -245,6 +245,7 @@ TEST_P(DataPlaneTest, PastTheDeadlineEverythingFailsForGood) {
     EXPECT_TRUE(absl::IsDeadlineExceeded(AllToAll(t, 1, 100, Clock::now() + milliseconds(50))));
     EXPECT_TRUE(absl::IsDeadlineExceeded(t.status()));
     EXPECT_TRUE(absl::IsDeadlineExceeded(AllToAll(t, 2, 100, Soon())));
+    EXPECT_TRUE(absl::IsDeadlineExceeded(AllToAll(t, 3, 0, Soon())));
   });
 }
 

@@ -7,7 +7,6 @@
 #include <sys/socket.h>
 
 #include <algorithm>
-#include <atomic>
 #include <chrono>
 #include <cstring>
 #include <memory>
@@ -156,6 +155,7 @@ TEST_F(GlooParcelsTest, ABlockThatComesAfterAFailureIsWrittenNowhere) {
   SwapAll({8});
   Swap victim(0, 1, 64), peers(1, 1, 64);
   victim.Begin(ranks_.data[0], 1);
+  ranks_.links[0]->loop().Sync();
   ranks_.links[0]->Abort(absl::AbortedError("enough"));
   EXPECT_EQ(victim.exchange->Wait(Soon()).message(), "enough");
   const std::vector<uint8_t> others(64, 0xee);
@@ -165,6 +165,47 @@ TEST_F(GlooParcelsTest, ABlockThatComesAfterAFailureIsWrittenNowhere) {
   EXPECT_EQ(victim.in, others);
   ranks_.links[1]->Abort(absl::AbortedError("the test is over"));
   peers.exchange->Wait(Soon()).IgnoreError();
+}
+
+// A message's memory is its caller's again once the exchange has ended, although the connection is
+// open and the peer goes on.
+class GlooMessagesTest : public GlooParcelsTest {
+ protected:
+  // Returns when each loop has done what the other one's last turns led to.
+  void SettleAll() {
+    for (int turn = 0; turn < 6; ++turn) ranks_.links[turn % 2]->loop().Sync();
+  }
+
+  const std::vector<uint8_t> others_ = std::vector<uint8_t>(GlooPeer::kLargestParcel + 1, 0xee);
+  const std::vector<Bytes> nothing_to_send_ = std::vector<Bytes>(2);
+  const std::vector<MutableBytes> nothing_to_receive_ = std::vector<MutableBytes>(2);
+};
+
+TEST_F(GlooMessagesTest, OneThatComesAfterAFailureIsWrittenNowhere) {
+  std::vector<uint8_t> out(others_.size()), in(others_.size());
+  const auto victim = ranks_.data[0]->Start(1, nothing_to_send_, std::vector<MutableBytes>(2, in));
+  SettleAll();
+  ranks_.links[0]->Abort(absl::AbortedError("enough"));
+  EXPECT_EQ(victim->Wait(Soon()).message(), "enough");
+  in = others_;
+  const auto late = ranks_.data[1]->Start(1, std::vector<Bytes>(2, out), nothing_to_receive_);
+  EXPECT_TRUE(late->Wait(Soon()).ok());
+  SettleAll();
+  EXPECT_EQ(in, others_);
+}
+
+TEST_F(GlooMessagesTest, OneThatIsAskedForAfterAFailureIsNotSent) {
+  std::vector<uint8_t> out(others_.size()), in(others_.size());
+  const auto victim = ranks_.data[0]->Start(1, std::vector<Bytes>(2, out), nothing_to_receive_);
+  SettleAll();
+  ranks_.links[0]->Abort(absl::AbortedError("enough"));
+  EXPECT_EQ(victim->Wait(Soon()).message(), "enough");
+  out = others_;
+  const auto late = ranks_.data[1]->Start(1, nothing_to_send_, std::vector<MutableBytes>(2, in));
+  SettleAll();
+  EXPECT_EQ(in, std::vector<uint8_t>(in.size()));
+  ranks_.links[1]->Abort(absl::AbortedError("the test is over"));
+  late->Wait(Soon()).IgnoreError();
 }
 
 // Frames that are under way leave all the same, with the blocks that they hold; what waits behind
@@ -250,17 +291,21 @@ TEST_F(GlooParcelsTest, ADamagedHeaderFailsTheGroup) {
   EXPECT_TRUE(absl::IsDataLoss(status)) << status;
 }
 
-struct Deaf final : BlockOwner {
-  void OnBlockEnded(const absl::Status&) override { ++ended; }
-  void OnFailure() override {}
-  std::atomic<int> ended{0};
+struct CountingOwner final : BlockOwner {
+  void OnBlockEnded(const absl::Status& status) override {
+    ++ended;
+    last = status;
+  }
+  int ended = 0;
+  absl::Status last;
 };
 
-// Of the right slot and a wrong size: it is not what is expected, and nothing is written.
+// Of the right slot and a wrong size: it is not what is expected, and nothing is written. What is
+// expected ends with the group, once.
 TEST_F(GlooParcelsTest, ABlockOfAnotherSizeIsNotTheOneThatIsExpected) {
   constexpr uint64_t kSlot = 77;
   std::vector<uint8_t> room(100, 0xee);
-  Deaf owner;
+  CountingOwner owner;
   GlooLoop& loop = ranks_.links[0]->loop();
   loop.Post([&] { ranks_.links[0]->peer(1)->ReceiveParcel(kSlot, room, &owner); });
   loop.Sync();
@@ -270,7 +315,12 @@ TEST_F(GlooParcelsTest, ABlockOfAnotherSizeIsNotTheOneThatIsExpected) {
   peers.Begin(ranks_.data[1], 1);
   ASSERT_TRUE(after.exchange->Wait(Soon()).ok());
   ASSERT_TRUE(peers.exchange->Wait(Soon()).ok());
+  loop.Sync();
   EXPECT_EQ(owner.ended, 0);
+  ranks_.links[0]->Abort(absl::AbortedError("enough"));
+  loop.Sync();
+  EXPECT_EQ(owner.ended, 1);
+  EXPECT_EQ(owner.last.message(), "enough");
   EXPECT_EQ(room, std::vector<uint8_t>(100, 0xee));
 }
 

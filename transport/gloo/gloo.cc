@@ -83,8 +83,8 @@ uint64_t SlotOf(uint64_t tag, size_t bytes) {
   return slot | 1;  // even slots are those of frames
 }
 
-// Gloo's loop starts the blocks, in two batches, and sees them end. If a peer is lost without which
-// the group goes on, the exchange ends with that reason once its other blocks have ended.
+// Gloo's loop starts the blocks, in two batches, and sees them end. If a peer is lost the exchange
+// ends with that reason once its other blocks have ended: at once where all peers are.
 class GlooExchange final : public Exchange, private BlockOwner {
  public:
   // The links outlive this, and `bytes_sent`, which counts.
@@ -106,20 +106,16 @@ class GlooExchange final : public Exchange, private BlockOwner {
   void Add(std::vector<Block>& blocks, int peer, MutableBytes bytes);
 
   // On the loop's thread:
-  void StartReceives();
-  void StartSends();
-  void Start(std::vector<Block>& blocks, bool outgoing);
+  void Start(bool outgoing);  // all sends, or all receives
   void StartBlock(const Block& block, bool outgoing);
   void OnBlockEnded(const absl::Status& status) override;
-  void OnFailure() override;
-  void End();
 
   bool HasEndedBy(Deadline deadline);
 
   GlooLinks& links_;
   const uint64_t tag_;
   std::atomic<uint64_t>& bytes_sent_;
-  bool waited_ = false;
+  bool sent_ = false, waited_ = false;
 
   // The loop's thread's from the post of their start on.
   std::vector<Block> receives_, sends_;
@@ -135,7 +131,8 @@ class GlooExchange final : public Exchange, private BlockOwner {
 GlooExchange::~GlooExchange() {
   if (waited_) return;
   links_.failure()->Fail(absl::InternalError("an exchange was dropped before it was waited for"));
-  links_.AwaitEnd();
+  if (!sent_) links_.loop().Post([this] { Start(true); });
+  Wait(Deadline::max()).IgnoreError();
 }
 
 void GlooExchange::Add(std::vector<Block>& blocks, int peer, MutableBytes bytes) {
@@ -151,10 +148,11 @@ void GlooExchange::Receive(std::span<const MutableBytes> recv) {
     const int from = (rank + size - i) % size;
     if (!recv[from].empty()) Add(receives_, from, recv[from]);
   }
-  links_.loop().Post([this] { StartReceives(); });
+  links_.loop().Post([this] { Start(false); });
 }
 
 void GlooExchange::Send(std::span<const Bytes> send) {
+  sent_ = true;
   const auto [rank, size] = links_.members();
   for (int i = 1; i < size; ++i) {  // every rank begins with another peer
     const int to = (rank + i) % size;
@@ -162,19 +160,13 @@ void GlooExchange::Send(std::span<const Bytes> send) {
     Add(sends_, to, {const_cast<uint8_t*>(send[to].data()), send[to].size()});
     bytes_sent_ += send[to].size();
   }
-  links_.loop().Post([this] { StartSends(); });
-}
-
-void GlooExchange::StartReceives() { Start(receives_, false); }
-
-void GlooExchange::StartSends() {
-  all_started_ = true;
-  Start(sends_, true);
+  links_.loop().Post([this] { Start(true); });
 }
 
 // The exchange may be gone when this returns.
-void GlooExchange::Start(std::vector<Block>& blocks, bool outgoing) {
-  if (!links_.Join(this)) return OnFailure();
+void GlooExchange::Start(bool outgoing) {
+  all_started_ = outgoing;
+  const std::vector<Block>& blocks = outgoing ? sends_ : receives_;
   under_way_ += blocks.size() + 1;  // nobody ends it in the midst of this
   for (const Block& block : blocks) {
     try {
@@ -187,12 +179,12 @@ void GlooExchange::Start(std::vector<Block>& blocks, bool outgoing) {
   for (const Block& block : blocks) {
     if (outgoing && block.buffer != nullptr) links_.peer(block.peer)->CollectMessages();
   }
-  OnBlockEnded(absl::OkStatus());
+  OnBlockEnded(links_.lost());  // the result of an exchange without blocks
 }
 
 void GlooExchange::StartBlock(const Block& block, bool outgoing) {
   GlooPeer& peer = *links_.peer(block.peer);
-  if (peer.lost()) return OnBlockEnded(links_.failure()->peer_reason(block.peer));
+  if (!peer.lost().ok()) return OnBlockEnded(peer.lost());
   const uint64_t slot = SlotOf(tag_, block.bytes.size());
   if (block.buffer == nullptr) {
     if (outgoing) return peer.SendParcel(slot, block.bytes, this);
@@ -202,25 +194,14 @@ void GlooExchange::StartBlock(const Block& block, bool outgoing) {
   peer.ReceiveMessage(slot, *block.buffer, this);
 }
 
+// The end of the last block is the last that the loop has to do with this exchange.
 void GlooExchange::OnBlockEnded(const absl::Status& status) {
-  status_.Update(status);
-  if (--under_way_ == 0 && all_started_) End();
-}
-
-// Without their buffers the connections can't touch the blocks any more. Until the sends are posted
-// their caller may be at them, and hears of the failure once they are.
-void GlooExchange::OnFailure() {
-  receives_.clear();
-  under_way_ = 0;
-  if (!all_started_) return;
-  sends_.clear();
-  status_ = links_.failure()->reason();
-  End();
-}
-
-// The last that the loop has to do with this exchange.
-void GlooExchange::End() {
-  links_.Leave(this);
+  if (!status.ok()) status_ = status;  // the last one is the group's, if that has failed
+  if (--under_way_ > 0 || !all_started_) return;
+  if (!status_.ok()) {  // without buffers, connections that are still open can't touch the blocks
+    receives_.clear();
+    sends_.clear();
+  }
   const absl::MutexLock lock(&mu_);
   ended_ = true;
   end_.Signal();

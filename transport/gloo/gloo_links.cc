@@ -153,7 +153,7 @@ GlooLinks::GlooLinks(std::shared_ptr<gloo::Context> context, std::unique_ptr<Glo
 
 GlooLinks::~GlooLinks() {
   failure_->Fail(absl::CancelledError("the transport was destroyed"));
-  Drain(Clock::now() + last_words_);
+  Flush(Clock::now() + last_words_);
   CloseConnections(*context_, *loop_);
 }
 
@@ -183,49 +183,26 @@ absl::StatusOr<ControlMessage> GlooLinks::Receive() {
   return failure_->reason();
 }
 
-// Whoever failed first may not have told this yet.
-void GlooLinks::AwaitEnd() {
-  loop_->Post([this] { HearOfFailure(); });
-  loop_->Sync();
-}
-
-void GlooLinks::Drain(Deadline deadline) {
+void GlooLinks::Flush(Deadline deadline) {
+  if (!failure_->failed()) return;
   for (const auto& peer : peers_) {
     if (peer != nullptr) peer->Drain(deadline);
   }
 }
 
-void GlooLinks::Flush(Deadline deadline) {
-  if (failure_->failed()) Drain(deadline);
-}
-
-bool GlooLinks::Join(BlockOwner* owner) {
-  if (!failed_) owners_.insert(owner);
-  return !failed_;
-}
-
 void GlooLinks::OnFailure() {
-  if (failure_->failed()) {
-    const absl::MutexLock lock(&mu_);
-    ended_ = true;
+  {
+    const absl::MutexLock lock(&mu_);  // Receive looks again
   }
-  loop_->Post([this] { HearOfFailure(); });
+  loop_->Post([this] { LosePeers(); });
 }
 
-void GlooLinks::HearOfFailure() {
-  if (!failure_->failed()) {
-    for (int rank = 0; rank < members_.size; ++rank) {
-      if (peers_[rank] == nullptr) continue;
-      const absl::Status reason = failure_->peer_reason(rank);
-      if (!reason.ok()) peers_[rank]->Lose(reason);
-    }
-    return;
+void GlooLinks::LosePeers() {
+  lost_ = failure_->reason();
+  for (int rank = 0; rank < members_.size; ++rank) {
+    const absl::Status reason = failure_->peer_reason(rank);
+    if (peers_[rank] != nullptr && !reason.ok()) peers_[rank]->Lose(reason);
   }
-  if (std::exchange(failed_, true)) return;
-  for (const auto& peer : peers_) {
-    if (peer != nullptr) peer->ForgetBlocks();
-  }
-  for (BlockOwner* const owner : std::exchange(owners_, {})) owner->OnFailure();
 }
 
 // One peer.
@@ -234,6 +211,7 @@ GlooPeer::GlooPeer(GlooLinks& links, int peer)
     : links_(links),
       peer_(peer),
       control_(links.context(), peer, kControlSlot, kControlBytes, kControlFrames) {
+  links_.loop().Post([this] { Observe(links_.context(), peer_, this); });
   Post();
 }
 
@@ -243,8 +221,6 @@ void GlooPeer::Post() {
 
 void GlooPeer::Run() {
   posted_ = false;
-  if (lost_) return;
-  if (!std::exchange(observing_, true)) Observe(links_.context(), peer_, this);
   try {
     control_.Refill();
     SendFrames();
@@ -254,7 +230,6 @@ void GlooPeer::Run() {
     // The connection is closed, which OnClosed tells.
   }
   CollectParcels();  // what has left by now
-  HearThatItClosed();
 }
 
 void GlooPeer::OnProgress() {
@@ -274,30 +249,24 @@ void GlooPeer::OnClosed(const std::string& why) {
   {
     const absl::MutexLock lock(&mu_);
     closed_ = true;
-    why_ = why;
   }
-  Post();
+  links_.loop().Post([this, why] { HearThatItClosed(why); });
 }
 
 // A peer's last word and its end may come at once: the frames first.
-void GlooPeer::HearThatItClosed() {
-  std::string why;
-  {
-    const absl::MutexLock lock(&mu_);
-    if (!closed_) return;
-    why = why_;
-  }
+void GlooPeer::HearThatItClosed(const std::string& why) {
   CollectMessages();
+  CollectParcels();
   CollectFrames();
-  const absl::Status reason = absl::UnavailableError(
-      absl::StrCat("rank ", peer_, " is gone: its connection to rank ", links_.members().rank,
-                   " closed (", why, "); look why that process ended"));
-  links_.failure()->LosePeer(peer_, reason);
-  Lose(reason);
+  links_.failure()->LosePeer(
+      peer_, absl::UnavailableError(absl::StrCat(
+                 "rank ", peer_, " is gone: its connection to rank ", links_.members().rank,
+                 " closed (", why, "); look why that process ended")));
 }
 
 void GlooPeer::Lose(const absl::Status& reason) {
-  if (std::exchange(lost_, true) || links_.failure()->failed()) return;  // all owners hear of that
+  if (!lost_.ok()) return;
+  lost_ = reason;
   std::vector<BlockOwner*> owners;
   for (const Message& message : messages_) owners.push_back(message.owner);
   for (const auto& [slot, expected] : expected_) owners.push_back(expected.owner);
@@ -306,16 +275,11 @@ void GlooPeer::Lose(const absl::Status& reason) {
     const std::vector<BlockOwner*> sending = frames->ForgetOwners();
     owners.insert(owners.end(), sending.begin(), sending.end());
   }
-  ForgetBlocks();
-  for (BlockOwner* const owner : owners) owner->OnBlockEnded(reason);
-}
-
-void GlooPeer::ForgetBlocks() {
   messages_.clear();
   expected_.clear();
   queue_.clear();
   early_.clear();
-  for (const auto& frames : sizes_) frames->ForgetOwners();
+  for (BlockOwner* const owner : owners) owner->OnBlockEnded(reason);
 }
 
 // Control frames.
@@ -454,7 +418,7 @@ void GlooPeer::CollectParcels() {
     const bool left = frames->Collect([this](Bytes frame) { Unpack(frame); });
     wanted = wanted || frames->low() || (left && !queue_.empty());
   }
-  if (wanted && !lost_) Post();
+  if (wanted && lost_.ok()) Post();
 }
 
 void GlooPeer::Unpack(Bytes frame) {

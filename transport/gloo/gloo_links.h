@@ -16,7 +16,6 @@
 #include <optional>
 #include <string>
 #include <unordered_map>
-#include <unordered_set>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
@@ -53,12 +52,9 @@ absl::StatusOr<std::optional<Parcel>> ReadParcel(Bytes& rest);
 // connection's lock held: no call may send, receive or block.
 class BlockOwner {
  public:
-  // One of its blocks has come or left, or will not, for that reason: its peer is lost. The owner
-  // may end in this call if it was the last one.
+  // One of its blocks has come or left, or will not, for that reason: its peer is lost, or the
+  // group has failed. The owner may end in this call if it was the last one.
   virtual void OnBlockEnded(const absl::Status& status) = 0;
-  // The group has failed: none of its blocks will come or leave any more. The owner may end in this
-  // call.
-  virtual void OnFailure() = 0;
 
  protected:
   ~BlockOwner() = default;
@@ -140,9 +136,10 @@ class GlooPeer {
   // Gives the frames that were sent until the deadline to leave.
   void Drain(Deadline deadline);
 
-  // Blocks. Both ends name a block by the same slot, which is odd and which no other block between
-  // them has. The memory lives until the owner has heard of the block's end or of a failure. Those
-  // with a buffer throw if the connection is closed.
+  // Blocks of a peer that is not lost. Both ends name a block by the same slot, which is odd and
+  // which no other block between them has. The memory lives until the owner has heard of the
+  // block's end; that of a message which ends with a reason, as long as its buffer. Those with a
+  // buffer throw if the connection is closed.
   void ReceiveParcel(uint64_t slot, MutableBytes to, BlockOwner* owner);
   void SendParcel(uint64_t slot, Bytes from, BlockOwner* owner);
   void ReceiveMessage(uint64_t slot, gloo::transport::UnboundBuffer& buffer, BlockOwner* owner);
@@ -157,12 +154,11 @@ class GlooPeer {
   // Tells the owners of messages that have ended. May be called with the connection's lock held.
   void CollectMessages();
 
-  // True if blocks can't come or leave any more.
-  bool lost() const { return lost_; }
-  // The peer is lost: ends the blocks that are under way, with that reason.
+  // Why blocks can't come or leave any more, or OK.
+  const absl::Status& lost() const { return lost_; }
+  // Ends the blocks that are under way, with that reason. The first reason stays. Frames come and
+  // leave as long as the connection is open.
   void Lose(const absl::Status& reason);
-  // After a failure of the group: touches no block and no owner any more.
-  void ForgetBlocks();
 
  private:
   struct Expected {
@@ -182,7 +178,7 @@ class GlooPeer {
 
   void Post();
   void Run();
-  void HearThatItClosed();
+  void HearThatItClosed(const std::string& why);
 
   bool TakeFrame(MutableBytes to);
   void SendFrames();
@@ -204,8 +200,7 @@ class GlooPeer {
   std::atomic<bool> posted_{false};  // Run will look at everything again
 
   // The loop's thread's own.
-  bool observing_ = false;
-  bool lost_ = false;
+  absl::Status lost_;
   GlooFrames control_;
   std::vector<std::unique_ptr<GlooFrames>> sizes_;  // of parcels' frames, ascending; empty at first
   std::deque<Queued> queue_;                        // parcels that have no frame yet
@@ -215,8 +210,7 @@ class GlooPeer {
   std::vector<Message> messages_;
 
   absl::Mutex mu_;
-  bool closed_ ABSL_GUARDED_BY(mu_) = false;  // the connection; why_ says for what reason
-  std::string why_ ABSL_GUARDED_BY(mu_);
+  bool closed_ ABSL_GUARDED_BY(mu_) = false;              // the connection
   std::deque<ControlFrame> frames_ ABSL_GUARDED_BY(mu_);  // to be sent
   size_t under_way_ ABSL_GUARDED_BY(mu_) = 0;             // frames that were sent and have not left
 };
@@ -241,33 +235,27 @@ class GlooLinks final : public ControlPlane {
   GlooLoop& loop() { return *loop_; }
   GlooPeer* peer(int rank) { return peers_[rank].get(); }  // null: there is no connection
 
+  // On the loop's thread: why all peers are lost, or OK.
+  const absl::Status& lost() const { return lost_; }
+
   // A frame has come. Thread-safe.
   void PushFrame(int from, const Bytes& frame);
 
-  // After a failure: returns when no block of an exchange is touched any more.
-  void AwaitEnd();
-
-  // On the loop's thread: an owner of blocks under way has joined before, and leaves when they have
-  // ended. False once the group has failed.
-  bool Join(BlockOwner* owner);
-  void Leave(BlockOwner* owner) { owners_.erase(owner); }
-
  private:
-  void Drain(Deadline deadline);  // gives frames until then to leave
   void OnFailure();
-  void HearOfFailure();  // on the loop's thread
-  bool IsReady() const ABSL_SHARED_LOCKS_REQUIRED(mu_) { return ended_ || !frames_.empty(); }
+  void LosePeers();  // on the loop's thread: those that are lost, which all are after a failure
+  bool IsReady() const ABSL_SHARED_LOCKS_REQUIRED(mu_) {
+    return failure_->failed() || !frames_.empty();
+  }
 
   const std::shared_ptr<gloo::Context> context_;
   const Membership members_;
   const std::shared_ptr<Failure> failure_;
   const std::chrono::milliseconds last_words_;
   std::vector<std::unique_ptr<GlooPeer>> peers_;  // by rank
-  std::unordered_set<BlockOwner*> owners_;        // the loop's thread's, as the next one
-  bool failed_ = false;
+  absl::Status lost_;                             // the loop's thread's
 
   absl::Mutex mu_;
-  bool ended_ ABSL_GUARDED_BY(mu_) = false;  // the group has failed
   std::deque<ControlMessage> frames_ ABSL_GUARDED_BY(mu_);
 
   const std::unique_ptr<GlooLoop> loop_;  // ends before all above: what was posted runs by then
