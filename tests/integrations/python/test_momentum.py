@@ -3,10 +3,12 @@ where it could not be."""
 
 import pytest
 import thinwire
+import thinwire.torch as tw
 import torch
 from models import data, digest, make_mlp, wrap
 from ranks import outcomes_of, run
 from thinwire.torch import State
+from torch.nn.parallel import DistributedDataParallel
 
 
 def fit(ddp, optimizer, steps: int, start: int = 0, schedule=None, change=None) -> float:
@@ -269,3 +271,35 @@ def test_onebit_adam_trains_as_adamw_does(codec):
     (loss, _, first), (_, _, second) = run(adam, codec, 200)
     assert first == second
     assert loss == pytest.approx(plain, rel=0.15)
+
+
+def of_images(rank: int, memory_format, adam: bool):
+    """The weights after steps with momentum of the optimizer's own, which then moves along."""
+    torch.manual_seed(7)
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.Conv2d(8, 4, 1))
+    model.to(memory_format=memory_format)
+    ddp = DistributedDataParallel(model)
+    kind = torch.optim.AdamW if adam else torch.optim.SGD
+    options = {} if adam else {"momentum": 0.9}
+    optimizer = kind(model.parameters(), lr=0.05, weight_decay=0.3, **options)
+    state = State(
+        "fp32", momentum=0.9, warm_up_steps=2 if adam else None,
+        names={p: name for name, p in model.named_parameters()},
+    )  # fmt: skip
+    for number in range(5):
+        if number == (0 if adam else 2):
+            state.take_momentum(optimizer)
+            ddp = DistributedDataParallel(model)
+            ddp.register_comm_hook(state, tw.hook)
+        optimizer.zero_grad()
+        x = data(number, rank, 3 * 6 * 6).view(-1, 3, 6, 6)
+        ddp(x).square().mean().backward()
+        optimizer.step()
+    return [p.detach().contiguous() for p in model.parameters()]
+
+
+@pytest.mark.parametrize("adam", [False, True])
+def test_channels_last_is_an_order_of_memory_alone(adam):
+    first = run(of_images, torch.contiguous_format, adam)[0]
+    for ours, theirs in zip(run(of_images, torch.channels_last, adam)[0], first, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)

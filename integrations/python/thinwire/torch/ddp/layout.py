@@ -59,6 +59,29 @@ class StepBuckets:
         self._count = 0
 
 
+def in_bucket(parameter: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor of the parameter's shape, with its elements in the order that they have in DDP's
+    bucket: that of the parameter's memory, so channels last where the parameter is."""
+    return tensor.permute(_order(parameter))
+
+
+def in_shape(parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+    """A view of what lies in DDP's bucket, in the parameter's shape."""
+    order = _order(parameter)
+    places = sorted(range(len(order)), key=order.__getitem__)
+    return gradient.view([parameter.shape[d] for d in order]).permute(places)
+
+
+def _order(parameter: torch.Tensor) -> list[int]:
+    """The dimensions as they lie in memory, from the outermost one. Memory with gaps, or that is
+    used twice, DDP lays out anew."""
+    strides = parameter.stride()
+    order = sorted(range(parameter.dim()), key=lambda d: -strides[d])
+    if parameter.is_contiguous() or not parameter.permute(order).is_contiguous():
+        return list(range(parameter.dim()))
+    return order
+
+
 class Layout:
     """Names parameters: by the given names, else p0, p1, ... as they first appear, which is the
     same order on all ranks because DDP starts its buckets in order."""

@@ -17,7 +17,7 @@ from thinwire.codec import codec_info
 from thinwire.errors import warn
 from thinwire.torch import agree, private, tensors
 from thinwire.torch.ddp.adam import OneBitAdam, is_adam
-from thinwire.torch.ddp.layout import Layout
+from thinwire.torch.ddp.layout import Layout, in_bucket, in_shape
 from thinwire.torch.exchange.checkpoint import with_momentum
 from thinwire.torch.exchange.gradient_exchange import GradientExchange
 from thinwire.torch.exchange.recovery import Recovery
@@ -123,7 +123,9 @@ class State(GradientExchange):
         super()._end_warm_up()
         if self._adam is not None:
             found = {p: self._adam.momentum_of(p) for p in self._layout.parameters()}
-            named = {self._layout.name_of(p): m for p, m in found.items() if m is not None}
+            named = {
+                self._layout.name_of(p): in_bucket(p, m) for p, m in found.items() if m is not None
+            }
             self._session.load(with_momentum(self._session.memory(), named), self.steps)
 
     # Momentum.
@@ -161,6 +163,15 @@ class State(GradientExchange):
             self._take_adam(OneBitAdam(optimizer, None if warm_up is None else warm_up.steps))
         else:
             super().take_momentum(optimizer, name_of or self._layout.name_of)
+
+    def load_momentum(self, momentum: Mapping[str, torch.Tensor]) -> None:
+        by_name = {self._layout.name_of(p): p for p in self._layout.parameters()}
+        laid_out = dict(momentum)
+        for name, buffer in momentum.items():
+            parameter = by_name.get(private.plain_name(name))
+            if parameter is not None and parameter.shape == buffer.shape:
+                laid_out[name] = in_bucket(parameter, buffer)
+        super().load_momentum(laid_out)
 
     def _take_adam(self, adam: OneBitAdam) -> None:
         if self.config.momentum != adam.beta:
@@ -217,11 +228,14 @@ class State(GradientExchange):
         momentum.check()
         if not momentum.paired:
             return None if factor == 1 else lambda: _scale(buffer, factor)
-        parts = list(zip(bucket.parameters(), bucket.gradients(), strict=True))
+        parts = [
+            (parameter, in_shape(parameter, gradient))
+            for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True)
+        ]
         with torch.no_grad():
             for parameter, gradient in parts:
                 if decay := momentum.weight_decay_of(parameter):
-                    gradient.add_(parameter.detach().view_as(gradient), alpha=decay)
+                    gradient.add_(parameter.detach(), alpha=decay)
 
         def finish() -> None:
             if factor != 1:
