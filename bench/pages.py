@@ -536,7 +536,8 @@ TABLES: Mapping[str, Callable[[], str]] = {
     ),
     "delay": Table(
         [*(f"{_XEON}/accuracy/delay/{name}/accuracy.json" for name in (
-            "full", "full-half-rate", "third-half-rate", "third-double-rate", "third")),
+            "full", "full-cnn-lstm", "full-half-rate", "third-half-rate", "third-double-rate",
+            "third")),
          f"{_EPYC}/accuracy/delay/accuracy.json"],
         "model", each("{model}"),
         own("steps = {steps:,} | rate = {rate:g} | weights moved = {moved} | "
