@@ -241,7 +241,7 @@ bool Executor::Admit(const StartChunk& start) {
   }
   const bool all_busy = idle_.empty();
   MakeReady(lane);
-  const bool more = static_cast<int>(workers_.size()) < options_.lanes + options_.predicted_lanes;
+  const bool more = workers_.size() < lanes_.size();
   if (all_busy && more && traits_.completion == Completion::kBlocking) AddWorker();
   return true;
 }

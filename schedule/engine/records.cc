@@ -17,9 +17,9 @@ namespace {
 constexpr std::array<const char*, 9> kNames = {"submitted", "started",    "hop begun",
                                                "hop ended", "chunk done", "tensor done",
                                                "frame out", "frame in",   "failed"};
-constexpr std::array<const char*, 12> kFrames = {
-    "?",       "report", "announce", "overdue",      "fail", "goodbye",
-    "predict", "ping",   "pong",     "group report", "none", "goodbye heard"};
+constexpr std::array<const char*, 13> kFrames = {
+    "?",    "report", "announce",     "overdue", "fail",          "goodbye", "predict",
+    "ping", "pong",   "group report", "none",    "goodbye heard", "withdraw"};
 
 int64_t Now() { return std::chrono::steady_clock::now().time_since_epoch().count(); }
 

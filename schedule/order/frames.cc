@@ -109,6 +109,7 @@ std::string_view ShapeOf(const Report& report) {
 size_t EntriesPerFrame(const OrderMessage& message) {
   if (message.type == FrameType::kAnnounce) return kRoom / sizeof(Announcement);
   if (message.type == FrameType::kPredict) return kRoom / sizeof(PredictedChunk);
+  if (message.type == FrameType::kWithdraw) return kRoom / sizeof(Withdrawal);
   return 1;
 }
 
@@ -119,6 +120,7 @@ ControlFrame PackPart(const OrderMessage& message, size_t first) {
     case FrameType::kOverdue: return Pack(message.type, std::span(&message.report, 1));
     case FrameType::kAnnounce: return Pack(message.type, Part(message.announcements, first));
     case FrameType::kPredict: return Pack(message.type, Part(message.predicted, first));
+    case FrameType::kWithdraw: return Pack(message.type, Part(message.withdrawn, first));
     default: return PackSignal(message.type);
   }
 }
@@ -153,6 +155,7 @@ std::optional<ParsedFrame> ParseFrame(const ControlFrame& frame) {
     case FrameType::kOverdue: good = UnpackReport(frame, header.count, &message.report); break;
     case FrameType::kAnnounce: good = Unpack(frame, header.count, &message.announcements); break;
     case FrameType::kPredict: good = Unpack(frame, header.count, &message.predicted); break;
+    case FrameType::kWithdraw: good = Unpack(frame, header.count, &message.withdrawn); break;
     case FrameType::kFail: good = UnpackFailure(frame, header.count, &parsed); break;
     case FrameType::kBye: good = UnpackBye(frame, header.count, &parsed.started); break;
     case FrameType::kPing:

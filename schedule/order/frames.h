@@ -37,6 +37,8 @@ enum class FrameType : uint32_t {
   kGroupReport = 9,  // head of a group to leader: this tensor is ready on all ranks of the group
   // 10 was a digest, which earlier releases of the protocol sent.
   kByeHeard = 11,  // rank to rank: all that your goodbye counts is done here
+  kWithdraw = 12,  // leader to all: these tensors are predicted no more; their chunks will be
+                   // announced if the tensors come
 };
 
 // A value of Report::op beside those of Op: a mean by a divisor of the call, which the hash of the
@@ -92,6 +94,15 @@ struct PredictedChunk {
 };
 static_assert(sizeof(PredictedChunk) == 24 && std::is_trivially_copyable_v<PredictedChunk>);
 
+// A tensor that was predicted with so many chunks, and is predicted no more.
+struct Withdrawal {
+  uint64_t id = 0;
+  uint32_t chunks = 0;
+  uint32_t unused = 0;
+  friend bool operator==(const Withdrawal&, const Withdrawal&) = default;
+};
+static_assert(sizeof(Withdrawal) == 16 && std::is_trivially_copyable_v<Withdrawal>);
+
 void SetName(std::string_view name, std::string_view shape, Report* report);
 std::string_view ShapeOf(const Report& report);
 
@@ -101,6 +112,7 @@ struct OrderMessage {
   Report report;                            // kReport, kOverdue, kGroupReport
   std::vector<Announcement> announcements;  // kAnnounce
   std::vector<PredictedChunk> predicted;    // kPredict
+  std::vector<Withdrawal> withdrawn;        // kWithdraw
 };
 
 // A failure travels with its code, the number of ranks that are known not to answer, and as much of
@@ -125,7 +137,8 @@ ControlFrame PackPart(const OrderMessage& message, size_t first);
 
 // How many frames the message takes; a long list takes several.
 inline size_t FramesOf(const OrderMessage& message) {
-  const size_t entries = std::max(message.announcements.size(), message.predicted.size());
+  const size_t entries =
+      std::max({message.announcements.size(), message.predicted.size(), message.withdrawn.size()});
   const size_t each = EntriesPerFrame(message);
   return std::max<size_t>(1, (entries + each - 1) / each);
 }
@@ -173,6 +186,7 @@ class Outbox {
     action.message.type = type;
     action.message.announcements.clear();
     action.message.predicted.clear();
+    action.message.withdrawn.clear();
     return action.message;
   }
 

@@ -83,9 +83,13 @@ class Prediction {
   void OnReady(uint64_t id, double now);
   // Rank 0 has submitted all of the step. The next one will have the same tensors.
   void EndStep(double now);
-  // Rank 0 has submitted all of the step, and the next one may be another: nothing follows from it.
-  // Else its tensors would count with those of the next step that ends.
-  void ForgetStep(double now) { Begin(now); }
+  // Rank 0 has submitted all of the step, and the next one may be another: nothing follows from it,
+  // nor from the step before, whose next step is over. Else its tensors would count with those of
+  // the next step that ends.
+  void ForgetStep(double now) {
+    Begin(now);
+    waiting_ = false;
+  }
 
   // Once for each step, as soon as all ranks had all of it: the chunks of the next step, in order;
   // their reports have the next call. Empty otherwise.

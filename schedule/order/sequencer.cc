@@ -123,7 +123,8 @@ void Sequencer::OnMessage(int from, const OrderMessage& message, double now) {
       }
       break;
     case FrameType::kAnnounce:
-    case FrameType::kPredict: OnOrder(from, message); break;
+    case FrameType::kPredict:
+    case FrameType::kWithdraw: OnOrder(from, message); break;
     case FrameType::kPing:
       ReportAnew();
       outbox_.Send(from, FrameType::kPong);
@@ -167,7 +168,11 @@ void Sequencer::OnReports(std::span<const int> ranks, const Report& report, doub
     if (!differs.ok()) return Fail(std::move(differs));
   }
   if (ranks.front() == 0) prediction_->OnSubmitted(report, now);
-  if (leader_->AllHave(report.id())) prediction_->OnReady(report.id(), now);
+  if (leader_->AllHave(report.id())) {
+    prediction_->OnReady(report.id(), now);
+    if (matching_ == Matching::kByTag) leader_->WithdrawBefore(report.id(), &withdrawing_);
+    Withdraw();
+  }
   Announce();
   Predict();
 }
@@ -189,6 +194,12 @@ void Sequencer::PassOn(const std::vector<Announcement>& announcements) {
 void Sequencer::PassOn(const std::vector<PredictedChunk>& chunks) {
   for (const int child : tree_.children()) {
     outbox_.Send(child, FrameType::kPredict).predicted = chunks;
+  }
+}
+
+void Sequencer::PassOn(const std::vector<Withdrawal>& withdrawn) {
+  for (const int child : tree_.children()) {
+    outbox_.Send(child, FrameType::kWithdraw).withdrawn = withdrawn;
   }
 }
 
@@ -215,14 +226,25 @@ void Sequencer::Predict() {
   PassOn(step.chunks);
 }
 
+// Behind all orders that rank 0 has given, and ahead of all that it will give.
+void Sequencer::Withdraw() {
+  if (withdrawing_.empty()) return;
+  starts_.Withdraw(withdrawing_);
+  PassOn(withdrawing_);
+  withdrawing_.clear();
+}
+
 void Sequencer::EndStep(double now) {
   if (leader_ == nullptr) return;
-  if (const Report* const left_out = leader_->Unreported(0)) {
-    Fail(absl::FailedPreconditionError(absl::StrCat(
+  const Report* const left_out = leader_->Unreported(0);
+  if (left_out != nullptr && matching_ == Matching::kByOrder) {
+    return Fail(absl::FailedPreconditionError(absl::StrCat(
         "tensor '", left_out->name, "' was predicted from the step before, but rank 0 ended its ",
         "step without having submitted it; call with the same tensors in every step that ",
         "end_step() ends")));
   }
+  leader_->WithdrawAll(&withdrawing_);
+  Withdraw();
   prediction_->EndStep(now);
   // An announcement's way there, and its end's way back.
   leader_->SetWindow(WindowBytes(2 * roll_.latency_s()));
@@ -231,7 +253,11 @@ void Sequencer::EndStep(double now) {
 }
 
 void Sequencer::ForgetStep(double now) {
-  if (leader_ != nullptr) prediction_->ForgetStep(now);
+  if (leader_ == nullptr) return;
+  if (matching_ == Matching::kByTag) leader_->WithdrawAll(&withdrawing_);
+  Withdraw();
+  prediction_->ForgetStep(now);
+  starts_.Start(now);
 }
 
 void Sequencer::OnOrder(int from, const OrderMessage& message) {
@@ -242,11 +268,18 @@ void Sequencer::OnOrder(int from, const OrderMessage& message) {
   }
   if (message.type == FrameType::kAnnounce) {
     PassOn(message.announcements);
-  } else {
+    starts_.Append(message.announcements);
+  } else if (message.type == FrameType::kPredict) {
     PassOn(message.predicted);
+    starts_.Append(message.predicted);
+  } else if (matching_ == Matching::kByTag) {
+    PassOn(message.withdrawn);
+    starts_.Withdraw(message.withdrawn);
+  } else {
+    Fail(absl::FailedPreconditionError(
+        absl::StrCat("rank ", from, " withdrew predicted tensors, which stand in one order with ",
+                     "all others on rank ", members_.rank, kSameVersion)));
   }
-  starts_.Append(message.announcements);
-  starts_.Append(message.predicted);
 }
 
 void Sequencer::OnHopDone(const StartChunk& chunk, double now) {
@@ -353,8 +386,7 @@ Leader::Tensor& Leader::Find(int rank, const Report& report) {
   tensor.first_rank = rank;
   tensor.reported.assign(world_, false);
   tensor.reports = 0;
-  tensor.submitted = ++clock_;
-  tensor.complete = tensor.predicted = 0;
+  tensor.submitted = tensor.complete = tensor.predicted = 0;
   tensor.announced = tensor.done = 0;
   largest_chunk_ = std::max(largest_chunk_, ChunkBytes(report));
   return tensor;
@@ -366,6 +398,7 @@ absl::Status Leader::OnReport(int rank, const Report& report) {
   if (!differs.ok()) return differs;
   if (tensor.reported[rank]) return absl::OkStatus();
   tensor.reported[rank] = true;
+  if (tensor.reports == 0) tensor.submitted = ++clock_;
   if (++tensor.reports == world_ && !tensor.first.direct && tensor.predicted == 0) {
     tensor.complete = ++clock_;
     ready_.push_back(report.id());
@@ -377,6 +410,7 @@ void Leader::Expect(const Report& report) {
   Tensor& tensor = Find(0, report);
   tensor.predicted = ++clock_;
   tensor.announced = report.chunks;
+  expected_.Push(report.id());
 }
 
 bool Leader::Expects(uint64_t id) const {
@@ -390,6 +424,33 @@ const Report* Leader::Unreported(int rank) const {
     if (found == nullptr && tensor.predicted != 0 && !tensor.reported[rank]) found = &tensor.first;
   });
   return found;
+}
+
+void Leader::WithdrawBefore(uint64_t id, std::vector<Withdrawal>* withdrawn) {
+  const Tensor* const tensor = tensors_.Find(id);
+  if (tensor != nullptr) Withdraw(tensor->predicted, withdrawn);
+}
+
+void Leader::WithdrawAll(std::vector<Withdrawal>* withdrawn) { Withdraw(clock_ + 1, withdrawn); }
+
+// Those whose prediction came before that of the number `before`: a step's tensors are predicted in
+// the order in which rank 0 submitted them in the step before.
+void Leader::Withdraw(uint64_t before, std::vector<Withdrawal>* withdrawn) {
+  while (!expected_.empty()) {
+    const uint64_t id = expected_.front();
+    Tensor* const tensor = tensors_.Find(id);
+    const bool open = tensor != nullptr && tensor->predicted != 0 && !tensor->reported[0];
+    if (open && tensor->predicted >= before) return;
+    expected_.Pop();
+    if (!open) continue;
+    withdrawn->push_back({id, tensor->first.chunks});
+    if (tensor->reports == 0) {
+      tensors_.Erase(id);
+      continue;
+    }
+    tensor->predicted = 0;
+    tensor->announced = 0;
+  }
 }
 
 bool Leader::AllHave(uint64_t id) const {

@@ -71,6 +71,12 @@ class Leader {
   bool Expects(uint64_t id) const;
   // A predicted tensor that `rank` has not reported; null if there is none.
   const Report* Unreported(int rank) const;
+  // Appends the predicted tensors that rank 0 has not reported, though the step before had them
+  // ahead of `id`, which all ranks have now: rank 0's step seems to lack them. They are not
+  // predicted any more, and are announced if they come.
+  void WithdrawBefore(uint64_t id, std::vector<Withdrawal>* withdrawn);
+  // So of all predicted tensors that rank 0 has not reported: its step is over.
+  void WithdrawAll(std::vector<Withdrawal>* withdrawn);
   // True if all ranks have reported it.
   bool AllHave(uint64_t id) const;
 
@@ -119,6 +125,7 @@ class Leader {
 
   Tensor& Find(int rank, const Report& report);
   bool Before(const Tensor& a, const Tensor& b) const;
+  void Withdraw(uint64_t before, std::vector<Withdrawal>* withdrawn);
   bool FollowsSurely(size_t bytes) const;
   const Tensor* HoldsUp(const Tensor& late) const;
   absl::Status NeverSubmitted(const Tensor& tensor, const std::string& consequence,
@@ -131,10 +138,11 @@ class Leader {
   size_t unfinished_bytes_ = 0;
   size_t undrained_bytes_ = 0;  // of the last announced chunk, if it waits for a follower
   size_t largest_chunk_ = 0;
-  uint64_t clock_ = 0;           // counts reports and predictions
-  RecycledMap<Tensor> tensors_;  // by id
-  std::vector<uint64_t> ready_;  // ids with chunks to announce, in no order
-  RecycledMap<uint64_t> calls_;  // submitted on the leader's own rank, by key
+  uint64_t clock_ = 0;            // counts reports and predictions
+  RecycledMap<Tensor> tensors_;   // by id
+  std::vector<uint64_t> ready_;   // ids with chunks to announce, in no order
+  RingQueue<uint64_t> expected_;  // ids as predicted; some that rank 0 has reported, or are done
+  RecycledMap<uint64_t> calls_;   // submitted on the leader's own rank, by key
   std::vector<Overdue> overdue_;
 };
 
@@ -295,7 +303,7 @@ class Sequencer {
   // whatever the host wants back with each chunk that starts.
   void OnSubmit(std::shared_ptr<const Report> report, double now,
                 std::shared_ptr<void> host = nullptr);
-  // A report, announcement, prediction, ping or pong has come.
+  // A report, announcement, prediction, withdrawal, ping or pong has come.
   void OnMessage(int from, const OrderMessage& message, double now);
   // A hop of a predicted chunk has ended here. Of a chunk that is done it changes nothing.
   void OnHopDone(const StartChunk& chunk, double now);
@@ -304,9 +312,11 @@ class Sequencer {
   // A direct tensor is done here.
   void OnDirectDone(uint64_t id);
   // This rank has submitted all of a step, and the next step will have the same tensors. Rank 0's
-  // call counts. A predicted tensor that rank 0 left out fails the group.
+  // call counts. Predicted tensors that rank 0 left out are withdrawn; with Matching::kByOrder one
+  // fails the group, since all chunks behind it wait for it.
   void EndStep(double now);
   // This rank has submitted all of a step, and the next step may be another. Rank 0's call counts.
+  // Predicted tensors that rank 0 left out are withdrawn, with Matching::kByTag.
   void ForgetStep(double now);
   // Some time has passed: finds what is late, overdue, or never answered.
   void OnClock(double now);
@@ -325,9 +335,11 @@ class Sequencer {
   void ReportAnew();
   void PassOn(const std::vector<Announcement>& announcements);
   void PassOn(const std::vector<PredictedChunk>& chunks);
+  void PassOn(const std::vector<Withdrawal>& withdrawn);
   bool FinishedHere(const Report& report) const;
   void Announce();
   void Predict();
+  void Withdraw();
   void OnPong(int peer, double now);
   void CallRoll(double now);
   void FindOverdue(double now);
@@ -349,6 +361,7 @@ class Sequencer {
   RollCall roll_;  // of everybody on rank 0, of rank 0 elsewhere
   const Options options_;
   std::vector<Announcement> announcing_;
+  std::vector<Withdrawal> withdrawing_;
 };
 
 }  // namespace thinwire

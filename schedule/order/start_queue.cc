@@ -27,6 +27,7 @@ void StartQueue::Append(const std::vector<Announcement>& announcements) {
   // With one lane the next chunk starts when this one is over, so no hop of this one waits for it.
   const bool alone = lanes_ == 1;
   for (const Announcement& a : announcements) {
+    if (HasStarted(a)) continue;
     ordered_.Push({.id = a.id, .chunk = a.chunk, .drain = alone || a.drain != 0});
   }
 }
@@ -46,8 +47,40 @@ void StartQueue::Append(const std::vector<PredictedChunk>& chunks) {
   }
 }
 
+// A tensor that has no chunks left here has started all of them, and may be done already: exchanges
+// may be faster than this message.
+void StartQueue::Withdraw(const std::vector<Withdrawal>& withdrawn) {
+  for (const Withdrawal& tensor : withdrawn) {
+    size_t left =
+        std::erase_if(waiting_, [&](const PredictedChunk& chunk) { return chunk.id == tensor.id; });
+    for (Held& held : held_) {
+      if (held.chunk.id != tensor.id || held.withdrawn) continue;
+      held.withdrawn = true;
+      if (held.phase == Phase::kStarted) ++withdrawn_;
+    }
+    left += std::erase_if(
+        held_, [](const Held& held) { return held.withdrawn && held.phase != Phase::kStarted; });
+    if (left < tensor.chunks) {
+      started_ahead_.Insert(tensor.id) = tensor.chunks - static_cast<uint32_t>(left);
+    }
+  }
+  HoldMore();
+}
+
+// A tensor's chunks start in the order of their numbers, in whatever way they are ordered.
+bool StartQueue::HasStarted(const Announcement& announcement) {
+  const uint32_t* const started = started_ahead_.Find(announcement.id);
+  if (started == nullptr || announcement.chunk >= *started) return false;
+  if (announcement.chunk + 1 == *started) started_ahead_.Erase(announcement.id);
+  return true;
+}
+
 void StartQueue::HoldMore() {
-  while (held_.size() < std::min(predicted_lanes_, under_way_ + kAhead) && !waiting_.empty()) {
+  const auto has_room = [this] {
+    const size_t most = std::min(predicted_lanes_, under_way_ - withdrawn_ + kAhead);
+    return held_.size() - withdrawn_ < most;
+  };
+  while (has_room() && !waiting_.empty()) {
     held_.push_back({waiting_.front(), next_position_++});
     waiting_.pop_front();
   }
@@ -106,9 +139,12 @@ void StartQueue::StartPredicted(double now) {
 
 // The next predicted chunk that may start, which counts as started; null if there is none.
 StartQueue::Held* StartQueue::NextPredicted() {
+  bool is_oldest = true;   // of those that are not withdrawn
   bool is_first = true;    // of those that are ready
   bool overtakes = false;  // one that is not
   for (Held& held : held_) {
+    if (held.withdrawn) continue;
+    const bool oldest = std::exchange(is_oldest, false);
     if (held.phase == Phase::kPredicted) {
       const OwnTensor* const own = book_.Find(rank_, held.chunk.id);
       if (own == nullptr) {
@@ -121,7 +157,7 @@ StartQueue::Held* StartQueue::NextPredicted() {
     if (held.phase != Phase::kReady || !std::exchange(is_first, false)) continue;
     const size_t window = Window(held.chunk) / (overtakes ? 2 : 1);
     const bool fits = hop_bytes_ == 0 || hop_bytes_ + HopBytes(held) <= window;
-    if (!fits && &held != &held_.front()) continue;
+    if (!fits && !oldest) continue;
     held.phase = Phase::kStarted;
     hop_bytes_ += HopBytes(held);
     ++under_way_;
@@ -177,6 +213,7 @@ void StartQueue::OnDone(const StartChunk& chunk) {
   if (held == held_.end()) return;
   if (held->phase == Phase::kStarted) {
     --under_way_;
+    if (held->withdrawn) --withdrawn_;
     hop_bytes_ -= HopBytes(*held);
   }
   held_.erase(held);

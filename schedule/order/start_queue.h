@@ -18,6 +18,14 @@
 // A chunk that overtakes another, which its rank has not submitted yet, may fill half of the
 // window. All of it would fill, while a backward pass goes on, with what is ready and not urgent,
 // and then hold what is urgent; none of it would leave the link idle behind a tensor that is late.
+//
+// A predicted tensor that rank 0's step lacks is withdrawn, or its chunks would be held for ever.
+// All ranks hear of it between the same orders. A rank that has it already, since it is a step
+// ahead, may have started chunks of it. These go on, and are the same exchanges as those that rank
+// 0 announces once all ranks have the tensor: so this rank passes over their announcements, and the
+// others start them. Until then they wait for peers that may wait for the predicted order. So they
+// are no part of it any more: their lanes do not count, and the oldest chunk, which starts in any
+// case, is the oldest of the others.
 #ifndef THINWIRE_SCHEDULE_ORDER_START_QUEUE_H_
 #define THINWIRE_SCHEDULE_ORDER_START_QUEUE_H_
 
@@ -113,6 +121,9 @@ class StartQueue {
 
   void Append(const std::vector<Announcement>& announcements);
   void Append(const std::vector<PredictedChunk>& chunks);
+  // These tensors' chunks are predicted no more. With Matching::kByTag only: where all chunks start
+  // in one order, those that have started would have another place in it.
+  void Withdraw(const std::vector<Withdrawal>& withdrawn);
   // Starts all that may start now.
   void Start(double now);
   void OnHopDone(const StartChunk& chunk);
@@ -136,6 +147,7 @@ class StartQueue {
     Phase phase = Phase::kPredicted;
     size_t bytes = 0;  // of fp32 input; not before it is ready
     size_t hop = 0;    // from 0
+    bool withdrawn = false;
   };
 
   // Bytes of fp32 input whose hops are under way at once as the chunk starts, its own first hop
@@ -155,6 +167,7 @@ class StartQueue {
   size_t AtOnce() const;
   bool AsPredicted(const Report& report, uint64_t partition_hash);
   bool IsLeft(uint32_t chunk, OwnTensor* own);
+  bool HasStarted(const Announcement& announcement);
   void Fail(absl::Status reason) { outbox_.Fail(std::move(reason), 0); }
 
   const int rank_, lanes_;
@@ -168,6 +181,9 @@ class StartQueue {
 
   RingQueue<Ordered> ordered_;  // announced, and with kByOrder predicted, not started
   int running_ = 0;             // of what was ordered
+  // Chunks of withdrawn tensors that had started, and have not been announced, by tensor: those
+  // below this number. The tensor may be done here when its announcement comes.
+  RecycledMap<uint32_t> started_ahead_;
 
   // With kByTag, from the prediction to the end. Those under way hold a lane, and so do the first
   // few that are not; of these the window says which start.
@@ -175,6 +191,7 @@ class StartQueue {
   std::deque<Held> held_;               // in the predicted order
   uint64_t next_position_ = 1;
   size_t under_way_ = 0;  // chunks that have started and are not done
+  size_t withdrawn_ = 0;  // of those, of withdrawn tensors
   size_t hop_bytes_ = 0;  // of those, of the hops that they are at
 };
 

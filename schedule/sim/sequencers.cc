@@ -120,7 +120,8 @@ void Sequencers::CarryOut(int rank, const Outbox& outbox) {
   }
 }
 
-// All ranks' positions of a chunk are alike, since they hear the same predictions.
+// All ranks' positions of a chunk are alike, since they hear the same predictions, and no step
+// lacks a tensor, which would be withdrawn.
 void Sequencers::Start(const StartChunk& start) {
   Tensor& tensor = tensors_.at(start.id);
   tensor.starts[start.chunk] = start;

@@ -51,7 +51,7 @@ Report ReportFrom(Input& input) {
 // A frame of a peer: any bytes, or one whose numbers are near those that are in use.
 std::optional<OrderMessage> MessageFrom(Input& input) {
   OrderMessage message;
-  switch (input.Below(4)) {
+  switch (input.Below(5)) {
     case 0:
       if (const std::optional<ParsedFrame> parsed = ParseFrame(FrameFrom(input))) {
         return parsed->message;
@@ -65,6 +65,12 @@ std::optional<OrderMessage> MessageFrom(Input& input) {
       message.type = FrameType::kAnnounce;
       for (uint32_t i = input.Below(4); i > 0; --i) {
         message.announcements.push_back({ReportFrom(input).id(), input.Below(8), input.Below(2)});
+      }
+      return message;
+    case 3:
+      message.type = FrameType::kWithdraw;
+      for (uint32_t i = input.Below(4); i > 0; --i) {
+        message.withdrawn.push_back({ReportFrom(input).id(), input.Below(8)});
       }
       return message;
     default:
@@ -109,7 +115,7 @@ void OneRank(Input& input, int rank) {
       started.pop_back();
       sequencer.OnChunkDone(chunk, --own[chunk.id].left == 0, now);
     } else if (what == 2) {
-      sequencer.EndStep(now);
+      input.Below(2) == 0 ? sequencer.EndStep(now) : sequencer.ForgetStep(now);
     } else if (what == 3) {
       sequencer.OnClock(now);
     } else if (const std::optional<OrderMessage> message = MessageFrom(input)) {

@@ -167,14 +167,16 @@ TEST(Frames, ComeBackAsTheyWere) {
 }
 
 TEST(Frames, LongListsTakeSeveral) {
-  OrderMessage announce, predict, back;
+  OrderMessage announce, predict, withdraw, back;
   announce.type = FrameType::kAnnounce;
   predict.type = FrameType::kPredict;
+  withdraw.type = FrameType::kWithdraw;
   for (uint32_t i = 0; i < 500; ++i) {
     announce.announcements.push_back({.id = i, .chunk = 2 * i, .drain = i % 2});
     predict.predicted.push_back({.id = i, .chunk = 3 * i, .window_kib = 7, .partition_hash = i});
+    withdraw.withdrawn.push_back({.id = i, .chunks = 4 * i});
   }
-  for (const OrderMessage* message : {&announce, &predict}) {
+  for (const OrderMessage* message : {&announce, &predict, &withdraw}) {
     ForEachFrame(*message, [&](const ControlFrame& frame) {
       const auto parsed = ParseFrame(frame);
       ASSERT_TRUE(parsed.has_value());
@@ -182,6 +184,7 @@ TEST(Frames, LongListsTakeSeveral) {
       back.announcements.insert(back.announcements.end(), part.announcements.begin(),
                                 part.announcements.end());
       back.predicted.insert(back.predicted.end(), part.predicted.begin(), part.predicted.end());
+      back.withdrawn.insert(back.withdrawn.end(), part.withdrawn.begin(), part.withdrawn.end());
     });
   }
   ASSERT_EQ(back.announcements.size(), 500u);
@@ -191,6 +194,7 @@ TEST(Frames, LongListsTakeSeveral) {
     EXPECT_EQ(back.announcements[i].drain, i % 2);
     EXPECT_EQ(back.predicted[i].partition_hash, i);
   }
+  EXPECT_EQ(back.withdrawn, withdraw.withdrawn);
 }
 
 TEST(Frames, ANameLeavesRoomForAShape) {
@@ -228,7 +232,7 @@ TEST(Frames, DamagedFramesAreRefused) {
   const std::set<uint32_t> whole = {static_cast<uint32_t>(FrameType::kPing),
                                     static_cast<uint32_t>(FrameType::kPong),
                                     static_cast<uint32_t>(FrameType::kByeHeard)};
-  for (uint32_t type = 0; type < 12; ++type) {
+  for (uint32_t type = 0; type < 13; ++type) {
     ControlFrame frame;
     frame.fill(0xff);
     std::memcpy(frame.data(), &type, sizeof(type));

@@ -13,6 +13,12 @@
    interleavings. A further A chunks are not predicted: they are announced as in order.pml, and
    run on LANES lanes of their own.
 
+   Rank 0 may withdraw a predicted chunk that it has not submitted, at any time; the others hear of it
+   at times of their own, before they hear of what rank 0 announces later. Whoever has started it goes
+   on, and it is no part of the predicted order any more. When all ranks have submitted it, it is
+   announced, and those that have not started it do so. Its exchange may be over on a rank that has
+   not heard that it was withdrawn.
+
    A chunk may never be submitted on one rank or on all, or a rank may die: then a deadline passes
    (spin's `timeout`), and everybody must end with an error.
 
@@ -22,10 +28,11 @@
    everything before it in its order is done, the other order is done, and exactly the ranks that
    never submitted it have not started it: so the error can name them.
 
-   -DP=2..4 -DA=0..2 -DLANES=1  -DFAULT=0|1 (a chunk never comes)|2 (a rank dies)
+   -DP=2..4 -DA=0..2 -DLANES=1  -DFAULT=0|1 (a chunk never comes)|2 (a rank dies)|3 (one is withdrawn)
    Mistakes to be found: -DNO_OLDEST=1: the window counts for the oldest chunk as well
    -DLOCAL_ORDER=1: chunks are held that are submitted here, not the first of the predicted order
-   -DSHARED_LANES=1: predicted chunks run on the lanes of announced ones */
+   -DSHARED_LANES=1: predicted chunks run on the lanes of announced ones
+   -DSTARTS_AGAIN=1: a rank starts a withdrawn chunk as it is announced, though it has started it */
 
 #define N 3
 #define C (P + A)    /* predicted chunks come first, in their order */
@@ -36,7 +43,9 @@
 
 #define NEVER 1
 #define DIES 2
+#define WITHDRAWN 3
 #define NONE 9
+#define OFF 8         /* announces the withdrawn chunk */
 
 #define ABSENT 0     /* states of a chunk on a rank */
 #define READY 1
@@ -49,6 +58,8 @@ byte missing = NONE; /* this chunk is never submitted on rank 2, */
 bool everywhere;     /* or on no rank at all */
 byte dying = NONE;   /* this rank may die */
 bool dead, failed;
+byte off = NONE;     /* rank 0 may withdraw this chunk */
+bool withdrawn;
 bool plan_sent;
 byte reports[C];     /* ranks that have submitted the chunk */
 byte started[C];     /* ranks that have started it */
@@ -66,8 +77,11 @@ hidden byte place, held, room; /* a scan's: no part of the state, since a scan i
 proctype Leader() {
   byte count = 0;
   do
-  :: count == A || failed || (dead && dying == 0) -> break
+  :: (FAULT != WITHDRAWN && count == A) || failed || (dead && dying == 0) -> break
+  :: FAULT == WITHDRAWN && count == A + withdrawn && reports[off] == N -> break
   ANNOUNCE(P) ANNOUNCE(P + 1)
+  :: atomic { withdrawn && !announced[off] && reports[off] == N && unfinished < LANES ->
+       announced[off] = true; count++; unfinished++; order[0]!OFF; order[1]!OFF; order[2]!OFF }
   od
 }
 
@@ -78,7 +92,9 @@ inline start(c) {
 #define FITS (under_way == 0 || under_way + BYTES(place) <= room)
 #define IS_OLDEST (held == 1 && !NO_OLDEST)
 #define HAS_LANE ((!LOCAL_ORDER || running < HELD) && (!SHARED_LANES || lanes > 0))
-#define NOT_HELD (state[place] == DONE || (LOCAL_ORDER && state[place] == ABSENT))
+#define NOT_HELD \
+  (state[place] == DONE || (LOCAL_ORDER && state[place] == ABSENT) || (gone && place == off))
+#define AS_ANNOUNCED(c) (c >= P || (gone && !ahead && c == off))
 
 /* After each event a rank starts all predicted chunks that may start. */
 inline start_predicted() {
@@ -117,16 +133,20 @@ inline start_predicted() {
 #define EXCHANGE(c)                                                                   \
   :: atomic { HAS_SECOND(c) && state[c] == RUNNING && started[c] == N ->              \
        state[c] = SECOND; passed[c]++;                                                \
-       under_way = under_way - BYTES(c) + SECOND_BYTES(c);                            \
+       if                                                                             \
+       :: AS_ANNOUNCED(c) -> skip                                                     \
+       :: else -> under_way = under_way - BYTES(c) + SECOND_BYTES(c)                  \
+       fi;                                                                            \
        start_predicted() }                                                            \
   :: atomic { c < C && IS_LAST_OVER(c) ->                                             \
        state[c] = DONE; done[c]++; finished++;                                        \
        if                                                                             \
-       :: c < P -> under_way = under_way - HOP_BYTES(c); running--;                   \
+       :: AS_ANNOUNCED(c) -> lanes++                                                  \
+       :: else -> under_way = under_way - HOP_BYTES(c);                               \
+            if :: gone && c == off -> skip :: else -> running-- fi;                   \
             if :: SHARED_LANES -> lanes++ :: else -> skip fi                          \
-       :: else -> lanes++;                                                            \
-            if :: me == 0 -> unfinished-- :: else -> skip fi                          \
        fi;                                                                            \
+       if :: me == 0 && AS_ANNOUNCED(c) -> unfinished-- :: else -> skip fi;           \
        start_predicted() }
 
 /* Announced chunks have no order between each other: the leader passes a missing one over. */
@@ -150,6 +170,7 @@ proctype Rank(byte me) {
   byte under_way, running; /* of predicted chunks: bytes and chunks */
   byte lanes = LANES, finished = 0, c;
   bool has_plan;
+  bool gone, ahead; /* the withdrawn chunk is known to be, and had started before */
   do
   :: finished == C || failed -> break
   :: atomic { !has_plan && (me == 0 || plan_sent) ->
@@ -157,8 +178,20 @@ proctype Rank(byte me) {
   SUBMIT(0) SUBMIT(1) SUBMIT(2) SUBMIT(3)
   EXCHANGE(0) EXCHANGE(1) EXCHANGE(2) EXCHANGE(3)
   /* A free lane takes the next announced chunk. */
-  :: atomic { lanes > 0 && nempty(order[me]) ->
+  :: atomic { lanes > 0 && nempty(order[me]) && !order[me]?[OFF] ->
        order[me]?c; assert(state[c] == READY); start(c); lanes--; c = 0 }
+  :: atomic { FAULT == WITHDRAWN && gone && (lanes > 0 || ahead) && order[me]?[OFF] ->
+       order[me]?c; c = 0;
+       if
+       :: ahead && !STARTS_AGAIN -> skip
+       :: else -> assert(state[off] == READY); start(off); lanes--
+       fi }
+  :: atomic { FAULT == WITHDRAWN && me == 0 && has_plan && !withdrawn && state[off] == ABSENT ->
+       withdrawn = true; gone = true; start_predicted() }
+  :: atomic { FAULT == WITHDRAWN && me != 0 && has_plan && withdrawn && !gone ->
+       gone = true; ahead = state[off] > READY;
+       if :: state[off] == RUNNING || state[off] == SECOND -> running-- :: else -> skip fi;
+       start_predicted() }
   :: dying == me -> dead = true; break
   :: timeout -> atomic { deadline(); failed = true; break }
   od
@@ -171,6 +204,7 @@ init {
     :: FAULT == NEVER -> /* The announced chunks are all alike. */
          select(missing : 0 .. (A == 0 -> P - 1 : P)); select(everywhere : 0 .. 1)
     :: FAULT == DIES -> select(dying : 0 .. 1) /* Ranks 1 and 2 are alike. */
+    :: FAULT == WITHDRAWN -> select(off : 0 .. P - 1)
     :: else -> skip
     fi;
     run Leader(); run Rank(0); run Rank(1); run Rank(2)

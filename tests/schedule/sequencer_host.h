@@ -10,6 +10,7 @@
 #include <map>
 #include <memory>
 #include <random>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -55,6 +56,10 @@ class Host {
     ranks_[rank]->sequencer.EndStep(now_);
     CarryOut(rank);
   }
+  void ForgetStep(int rank) {
+    ranks_[rank]->sequencer.ForgetStep(now_);
+    CarryOut(rank);
+  }
   void DirectDone(int rank, uint64_t id) {
     ranks_[rank]->chunks_left.erase(id);
     ranks_[rank]->sequencer.OnDirectDone(id);
@@ -78,6 +83,7 @@ class Host {
   void Deliver(std::pair<int, int> pair) {
     const OrderMessage message = wires_[pair].front();
     wires_[pair].pop_front();
+    for (const Withdrawal& each : message.withdrawn) ranks_[pair.second]->withdrawn.insert(each.id);
     ranks_[pair.second]->sequencer.OnMessage(pair.first, message, now_);
     CarryOut(pair.second);
   }
@@ -138,6 +144,7 @@ class Host {
     std::vector<bool> drains;
     std::map<ChunkId, size_t> at;  // in `order`
     std::map<ChunkId, StartChunk> running;
+    std::set<uint64_t> withdrawn;  // tensors
     absl::Status failure;
     int silent = 0;
   };
@@ -168,7 +175,9 @@ class Host {
     r.running[chunk] = start;
     predicted_ += start.predicted ? 1 : 0;
     int ordered = 0, ahead = 0;
-    for (const auto& [id, running] : r.running) ++(running.position == 0 ? ordered : ahead);
+    for (const auto& [id, running] : r.running) {
+      if (!r.withdrawn.contains(id.first)) ++(running.position == 0 ? ordered : ahead);
+    }
     EXPECT_LE(ordered, options_.lanes);
     EXPECT_LE(ahead, options_.predicted_lanes);
   }

@@ -15,11 +15,11 @@ DEFAULTS = {
     ANNOUNCED: {"LANES": 1, "NEVER": 0, "DIES": NOBODY, "LOCAL_ORDER": 0},
     PREDICTED: {
         **{"P": 4, "A": 0, "LANES": 1, "FAULT": 0},
-        **{"NO_OLDEST": 0, "LOCAL_ORDER": 0, "SHARED_LANES": 0},
+        **{"NO_OLDEST": 0, "LOCAL_ORDER": 0, "SHARED_LANES": 0, "STARTS_AGAIN": 0},
     },
     LEDGER: {"STALENESS": 1, "QUORUM": 0, "MISTAKE": 0},
 }
-NEVER, DIES = 1, 2  # FAULT of predicted.pml
+NEVER, DIES, WITHDRAWN = 1, 2, 3  # FAULT of predicted.pml
 # MISTAKE of ledger.pml
 BLIND, ALONE, LATE, ANY_CALL, ANY_PUSH, IN_CALL, LATE_WAITS = range(1, 8)
 ROUNDS = {"STALENESS": 0, "QUORUM": 2}
@@ -102,6 +102,19 @@ def test_a_fault_in_the_predicted_order_ends_on_all_ranks(tmp_path, settings):
     found, states, words = errors(tmp_path, PREDICTED, **settings)
     assert found == 0, words
     assert states > 25_000
+
+
+@pytest.mark.parametrize("chunks", [{"P": 3}, {"P": 2, "A": 1}], ids=str)
+def test_all_chunks_finish_where_a_predicted_one_is_withdrawn(tmp_path, chunks):
+    found, states, words = errors(tmp_path, PREDICTED, FAULT=WITHDRAWN, **chunks)
+    assert found == 0, words
+    assert states > 100_000
+
+
+def test_the_model_finds_a_withdrawn_chunk_that_starts_twice(tmp_path):
+    found, _, words = errors(tmp_path, PREDICTED, FAULT=WITHDRAWN, P=2, STARTS_AGAIN=1)
+    assert found > 0
+    assert "assertion violated (state[off]" in words
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+import torch.distributed as dist
 from fsdp_models import WIDTH, weights
 from models import data
 from ranks import outcomes_of, run
@@ -41,7 +42,8 @@ class Training:
     def __init__(self, rank: int, hybrid: bool = False, **options: object) -> None:
         self.rank, self.model, self._batches = rank, Net(), itertools.count()
         names = ("replicas", "shards") if hybrid else ("shards",)
-        mesh = init_device_mesh("cpu", (2, 1) if hybrid else (2,), mesh_dim_names=names)
+        shape = (2, 1) if hybrid else (dist.get_world_size(),)
+        mesh = init_device_mesh("cpu", shape, mesh_dim_names=names)
         for layer in self.model.layers:
             fully_shard(layer, mesh=mesh)
         fully_shard(self.model, mesh=mesh)
@@ -156,6 +158,30 @@ def check(program: Callable[[Training], None], options: dict, predicts: bool = T
     assert steps >= 6
     for name, parameter in ahead.items():
         assert torch.equal(parameter, announced[name])
+
+
+def freezes_for_a_while(rank: int, planned: bool) -> tuple[dict, list[int]]:
+    """The weights, and how many chunks of each step were predicted."""
+    training = Training(rank, planned=planned, chunk_bytes=4096, timeout_s=30)
+    counts = [0]
+    for step in range(14):
+        training.model.layers[1].requires_grad_(step not in range(4, 9))
+        training.step()
+        counts.append(training.state.stats()["planned_chunks"])
+    return weights(training.model), [b - a for a, b in itertools.pairwise(counts)]
+
+
+def test_prediction_comes_back_after_a_layer_is_frozen_and_after_it_is_thawed():
+    """The layer has more chunks than may be held, so the others would wait for it for ever."""
+    ahead = run(freezes_for_a_while, True, world=3)
+    announced = run(freezes_for_a_while, False, world=3)
+    for (parameters, planned), (expected, none) in zip(ahead, announced, strict=True):
+        assert not any(none)
+        whole, frozen = planned[3], planned[8]
+        assert whole > frozen > 0
+        assert planned[13] == whole
+        for name, parameter in parameters.items():
+            assert torch.equal(parameter, expected[name])
 
 
 def raises(rank: int, where: int) -> None:

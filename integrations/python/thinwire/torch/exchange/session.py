@@ -94,10 +94,7 @@ class Session:
         self._device: Device | None = None
         self._submitted: set[InFlight] = set()  # those that complete() is to be called for
         self.ledger = StepLedger()
-        # Buckets with a name: those of the last step, and those whose order was predicted and that
-        # have not come since.
-        self._last: frozenset[Bucket] = frozenset()
-        self._ahead: frozenset[Bucket] = frozenset()
+        self._last: frozenset[Bucket] = frozenset()  # those with a name, of the last step
         self._error: errors.Error | None = None
         self._closed = False
         self._home: HomeProcess | None = None  # of the connections
@@ -303,23 +300,14 @@ class Session:
             return
         if repeats is None:
             named = frozenset(bucket for bucket in buckets if bucket.name is not None)
-            repeats = self._repeats(named) and not communicator.matches_by_order()
+            like_the_last, self._last = named == self._last, named
+            # Where all exchanges start in one order, a predicted bucket that does not come would
+            # hold whatever is behind it; elsewhere it is withdrawn.
+            repeats = like_the_last and not communicator.matches_by_order()
         if repeats:
             communicator.end_step()
         else:
             communicator.forget_step()
-
-    def _repeats(self, used: frozenset[Bucket]) -> bool:
-        """Return whether the order of the next step may be predicted: as far as is known it will be
-        like this one. One that is not leaves predicted buckets behind; they may come in a later
-        step or never, and until then a rank may not promise them again. (Where exchanges match by
-        order they would hold whatever is behind them.)"""
-        self._ahead -= used
-        like_the_last, self._last = used == self._last, used
-        if not like_the_last or self._ahead:
-            return False
-        self._ahead = used
-        return True
 
     def complete(self, in_flight: InFlight) -> None:
         """Returns when the tensor holds the result, on a GPU for later work of the current stream.
