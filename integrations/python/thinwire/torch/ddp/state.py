@@ -164,14 +164,14 @@ class State(GradientExchange):
         else:
             super().take_momentum(optimizer, name_of or self._layout.name_of)
 
-    def load_momentum(self, momentum: Mapping[str, torch.Tensor]) -> None:
+    def _laid_out(self, momentum: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
         by_name = {self._layout.name_of(p): p for p in self._layout.parameters()}
         laid_out = dict(momentum)
         for name, buffer in momentum.items():
-            parameter = by_name.get(private.plain_name(name))
+            parameter = by_name.get(name)
             if parameter is not None and parameter.shape == buffer.shape:
                 laid_out[name] = in_bucket(parameter, buffer)
-        super().load_momentum(laid_out)
+        return laid_out
 
     def _take_adam(self, adam: OneBitAdam) -> None:
         if self.config.momentum != adam.beta:

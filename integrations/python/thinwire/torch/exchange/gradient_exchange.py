@@ -394,8 +394,12 @@ class GradientExchange(Compression):
         momentum = {private.plain_name(name): buffer for name, buffer in momentum.items()}
         for name, buffer in momentum.items():
             self._parameters.add_size(name, buffer.numel())
-        memory = checkpoint.with_momentum(self._session.memory(), momentum)
+        memory = checkpoint.with_momentum(self._session.memory(), self._laid_out(momentum))
         self._session.load(memory, self.steps)
+
+    def _laid_out(self, momentum: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
+        """With its elements in the order that they have in buckets."""
+        return momentum
 
     def _owns_momentum(self) -> bool:
         """Now, or after a warm-up."""
