@@ -121,12 +121,12 @@ class Device {
 // The last events of several streams, each in a slot: what comes after a Fence comes after them.
 class Fence {
  public:
-  // With so many slots, and more if a stream has a later one.
+  // It has so many slots, and gets more if a stream sets a later one.
   explicit Fence(size_t slots) : events_(slots) {}
 
   void Set(size_t slot, std::shared_ptr<DeviceEvent> event) {
     const absl::MutexLock lock(&mu_);
-    if (slot >= events_.size()) events_.resize(slot + 1);  // hardly ever
+    if (slot >= events_.size()) events_.resize(slot + 1);  // withdrawn chunks are rare
     events_[slot].swap(event);  // the former event is released after the lock
   }
   void HoldBack(DeviceStream& stream) const {

@@ -316,7 +316,7 @@ TEST(Predicted, ComesBackWhereStepsLackTensors) {
     for (const bool waits : {true, false}) {
       Options announced = Planned("int4", Predict::kNever),
               ahead = Planned("int4", Predict::kAlways);
-      // What is called first is predicted first, since the others wait for it.
+      // The first call is predicted first, since the others wait for it.
       if (waits) announced.policy = ahead.policy = Policy::kWfbp;
       std::vector<uint64_t> none, planned;
       const auto expected = TrainOfManySteps(wire, announced, waits, &none);

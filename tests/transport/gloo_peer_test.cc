@@ -300,8 +300,8 @@ struct CountingOwner final : BlockOwner {
   absl::Status last;
 };
 
-// Of the right slot and a wrong size: it is not what is expected, and nothing is written. What is
-// expected ends with the group, once.
+// A block of the right slot and a wrong size is not the one that is expected: nothing is written.
+// The expected one ends with the group, once.
 TEST_F(GlooParcelsTest, ABlockOfAnotherSizeIsNotTheOneThatIsExpected) {
   constexpr uint64_t kSlot = 77;
   std::vector<uint8_t> room(100, 0xee);

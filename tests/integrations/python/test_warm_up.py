@@ -26,7 +26,7 @@ def sgd(model: torch.nn.Module) -> torch.optim.SGD:
 
 
 def step(ddp, optimizer, number: int) -> torch.Tensor:
-    """What the optimizer got."""
+    """The gradients that the optimizer got."""
     optimizer.zero_grad()
     loss_of(ddp, data(number, dist.get_rank())).backward()
     found = gradients(ddp)
@@ -164,7 +164,7 @@ def test_resuming_in_it_and_behind_it_is_bitwise_never_having_stopped(codec, opt
 
 
 def with_momentum(rank: int, codec):
-    """What SGD's parameters move by, over the rate, in each step."""
+    """SGD's change of the parameters in each step, over the rate."""
     model = make_mlp()
     optimizer = sgd(model)
     options = {} if codec is None else {"optimizer": optimizer, "momentum": 0.9}

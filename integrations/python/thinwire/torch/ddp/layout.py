@@ -75,11 +75,12 @@ def in_shape(parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
 def _order(parameter: torch.Tensor) -> list[int]:
     """The dimensions as they lie in memory, from the outermost one. Memory with gaps, or that is
     used twice, DDP lays out anew."""
+    as_they_are = list(range(parameter.dim()))
+    if parameter.is_contiguous():
+        return as_they_are
     strides = parameter.stride()
-    order = sorted(range(parameter.dim()), key=lambda d: -strides[d])
-    if parameter.is_contiguous() or not parameter.permute(order).is_contiguous():
-        return list(range(parameter.dim()))
-    return order
+    order = sorted(as_they_are, key=lambda d: -strides[d])
+    return order if parameter.permute(order).is_contiguous() else as_they_are
 
 
 class Layout:

@@ -398,7 +398,7 @@ class GradientExchange(Compression):
         self._session.load(memory, self.steps)
 
     def _laid_out(self, momentum: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
-        """With its elements in the order that they have in buckets."""
+        """The same, with elements in the order that they have in buckets."""
         return momentum
 
     def _owns_momentum(self) -> bool:
