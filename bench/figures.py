@@ -18,11 +18,8 @@ BLOCK = re.compile(
 )
 # Not at the beginning of a line, where Markdown takes a comment for a block of HTML.
 INLINE = re.compile(r"(<!-- figure: ([\w -]+) -->)[^\n]*?(<!-- end -->)")
-_MACHINES = {
-    "xeon-avx512-2cores": "Intel(R) Xeon(R) Processor, 2 cores",
-    "epyc-zen4-2cores": "AMD EPYC, 2 cores",
-    "h200": "NVIDIA H200",
-}
+_MACHINES = {"xeon-avx512-2cores": "Intel(R) Xeon(R) Processor, 2 cores",
+             "epyc-zen4-2cores": "AMD EPYC, 2 cores", "h200": "NVIDIA H200"}  # fmt: skip
 
 # A table is a line for each set of fields and a column for each form of a row's fields.
 
