@@ -4,12 +4,12 @@
 // have, makes them larger (see Settle).
 //
 //   sched_bench [--short] [--out FILE]
-#include <algorithm>
 #include <cstdio>
 #include <cstring>
 #include <string>
 #include <vector>
 
+#include "bench/times.h"
 #include "schedule/sim/simulator.h"
 
 namespace thinwire::sched {
@@ -139,11 +139,6 @@ Setting SettingOf(const Profile& profile, const Row& row) {
   setting.straggling = row.straggling;
   setting.seed = 1 + static_cast<uint64_t>(row.ranks * 1000 + row.gbit * 10);
   return setting;
-}
-
-double Quantile(std::vector<double> values, double q) {
-  std::sort(values.begin(), values.end());
-  return values[static_cast<size_t>(q * static_cast<double>(values.size() - 1))];
 }
 
 // Announcements below a millisecond of latency, predictions from there on.
