@@ -237,6 +237,16 @@ def write(out: Path, rows: Iterable[Row], *packages: str, **more: Any) -> dict[s
     return result
 
 
+def report(
+    folder: Path, name: str, title: str, rows: Iterable[Row], text: str, **more: Any
+) -> None:
+    """Writes NAME.json, as write() does, and NAME.md, which has its source and the text. Prints the
+    text."""
+    result = write(folder / f"{name}.json", rows, **more)
+    (folder / f"{name}.md").write_text(f"# {title}\n\n{headline(result)}\n\n{text}\n")
+    print(text)
+
+
 @contextlib.contextmanager
 def picture(path: Path, *shape: int, **options: Any) -> Iterator[Any]:
     """The axes of a picture, as pyplot.subplots() makes them. It is written at the end."""
