@@ -243,8 +243,14 @@ int main(int argc, char** argv) {
   bool brief = false;
   const char* out = nullptr;
   for (int i = 1; i < argc; ++i) {
-    if (std::strcmp(argv[i], "--short") == 0) brief = true;
-    if (std::strcmp(argv[i], "--out") == 0 && i + 1 < argc) out = argv[++i];
+    if (std::strcmp(argv[i], "--short") == 0) {
+      brief = true;
+    } else if (std::strcmp(argv[i], "--out") == 0 && i + 1 < argc) {
+      out = argv[++i];
+    } else {
+      std::fprintf(stderr, "usage: sched_bench [--short] [--out FILE]\n");
+      return 2;
+    }
   }
   return thinwire::sched::Main(brief, out);
 }
