@@ -20,9 +20,7 @@ uint32_t Extend(uint32_t crc, const uint8_t* bytes, size_t count) {
 
 }  // namespace
 
-std::shared_ptr<Failure> Failure::Make(LostPeer lost_peer) {
-  return std::shared_ptr<Failure>(new Failure(lost_peer));
-}
+std::shared_ptr<Failure> Failure::Make() { return std::shared_ptr<Failure>(new Failure()); }
 
 // Whoever sees the failure may be the last owner of this object, and drop it at once.
 void Failure::Fail(absl::Status reason) {
@@ -32,16 +30,6 @@ void Failure::Fail(absl::Status reason) {
     if (!reason_.ok()) return;
     reason_ = std::move(reason);
     failed_.store(true, std::memory_order_release);
-  }
-  TellAll();
-}
-
-void Failure::LosePeer(int peer, absl::Status reason) {
-  if (lost_peer_ == LostPeer::kFailsAll) return Fail(std::move(reason));
-  const std::shared_ptr<Failure> alive = shared_from_this();
-  {
-    const absl::MutexLock lock(&mu_);
-    if (!reason_.ok() || !peers_.emplace(peer, std::move(reason)).second) return;
   }
   TellAll();
 }
@@ -75,7 +63,7 @@ Failure::Listener Failure::Listen(std::function<void()> tell) {
     const absl::MutexLock lock(&mu_);
     id = next_id_++;
     listeners_.emplace(id, std::make_shared<const std::function<void()>>(tell));
-    now = !reason_.ok() || !peers_.empty();
+    now = !reason_.ok();
   }
   Listener listener(shared_from_this(), id);
   if (now) tell();
@@ -99,13 +87,6 @@ void Failure::Remove(uint64_t id) {
 absl::Status Failure::reason() const {
   const absl::MutexLock lock(&mu_);
   return reason_;
-}
-
-absl::Status Failure::peer_reason(int peer) const {
-  const absl::MutexLock lock(&mu_);
-  if (!reason_.ok()) return reason_;
-  const auto found = peers_.find(peer);
-  return found == peers_.end() ? absl::OkStatus() : found->second;
 }
 
 uint32_t Crc32c(uint32_t crc, Bytes bytes) {

@@ -7,8 +7,7 @@
 // first reason is the result of every exchange in flight and of every later one, and what Send,
 // Receive and status return from then on. The reason is Unavailable and names the rank when a peer
 // is gone, DeadlineExceeded when a peer did not answer in time, and the caller's own status after
-// Abort. Where a lost peer fails only its part (Failure), what is exchanged with that peer ends
-// with its reason, and all else goes on. No call throws, and none ends the process.
+// Abort. No call throws, and none ends the process.
 #ifndef THINWIRE_TRANSPORT_PLANES_H_
 #define THINWIRE_TRANSPORT_PLANES_H_
 
@@ -54,34 +53,18 @@ class StreamPlane;
 // theirs to it (FailureTie) or listen to it. So a failure reaches every plane at once, whoever
 // finds it.
 //
-// A group that goes on without a rank, such as the clients of a parameter server or sites that
-// train apart, loses peers one by one: LosePeer then fails what goes to and comes from that peer,
-// and nothing else.
-//
 // Thread-safe.
 class Failure : public std::enable_shared_from_this<Failure> {
  public:
-  // How a lost peer counts.
-  enum class LostPeer {
-    kFailsAll,      // its reason is that of the whole group
-    kFailsItsPart,  // only what goes to and comes from that peer fails
-  };
-
-  static std::shared_ptr<Failure> Make(LostPeer lost_peer = LostPeer::kFailsAll);
+  static std::shared_ptr<Failure> Make();
 
   // Keeps `reason`, which is not OK. If it is the first, all listeners have heard of it when this
   // returns. Not under a lock that a listener takes.
   void Fail(absl::Status reason);
-  // The rank `peer` is gone. The first reason for a peer stays; listeners are called as by Fail,
-  // and look at peer_reason.
-  void LosePeer(int peer, absl::Status reason);
 
   bool failed() const { return failed_.load(std::memory_order_acquire); }
   // The first reason, or OK.
   absl::Status reason() const;
-  // Why nothing goes to or comes from that rank: the group's reason, else that of the lost peer, or
-  // OK.
-  absl::Status peer_reason(int peer) const;
 
   // Keeps a listener registered. Its end waits for a call in progress on another thread.
   class Listener {
@@ -108,28 +91,26 @@ class Failure : public std::enable_shared_from_this<Failure> {
     uint64_t id_ = 0;
   };
 
-  // Calls `tell` whenever the group or a peer has failed, on the thread that found it and without a
-  // lock; at once if it has failed already; perhaps twice for one reason. It must not block.
+  // Calls `tell` when this has failed, on the thread that found it and without a lock; at once if
+  // it has failed already; perhaps twice. It must not block.
   [[nodiscard]] Listener Listen(std::function<void()> tell);
 
  private:
-  explicit Failure(LostPeer lost_peer) : lost_peer_(lost_peer) {}
+  Failure() = default;
   void TellAll();
   void Remove(uint64_t id);
 
-  const LostPeer lost_peer_;
   std::atomic<bool> failed_{false};  // reason_ is not OK
   mutable absl::Mutex mu_;
   absl::CondVar told_;
   absl::Status reason_ ABSL_GUARDED_BY(mu_);
-  std::map<int, absl::Status> peers_ ABSL_GUARDED_BY(mu_);
   std::map<uint64_t, std::shared_ptr<const std::function<void()>>> listeners_ ABSL_GUARDED_BY(mu_);
   uint64_t next_id_ ABSL_GUARDED_BY(mu_) = 1;
   // Calls in progress: of which listener, on which thread.
   std::multimap<uint64_t, std::thread::id> calls_ ABSL_GUARDED_BY(mu_);
 };
 
-// While it lives, a failure of either is that of both. A lost peer is not passed on.
+// While it lives, a failure of either is that of both.
 class FailureTie {
  public:
   FailureTie(const std::shared_ptr<Failure>& one, const std::shared_ptr<Failure>& other)
@@ -137,9 +118,7 @@ class FailureTie {
 
   // `to` fails, for the same reason, when `from` has.
   static Failure::Listener PassOn(Failure& from, std::shared_ptr<Failure> to) {
-    return from.Listen([&from, to = std::move(to)] {
-      if (absl::Status reason = from.reason(); !reason.ok()) to->Fail(std::move(reason));
-    });
+    return from.Listen([&from, to = std::move(to)] { to->Fail(from.reason()); });
   }
 
  private:

@@ -16,7 +16,7 @@ namespace {
 
 // What `connect` makes of each rank's options, by rank.
 template <typename Made, typename Connect>
-std::vector<Made> ConnectAll(int world, Failure::LostPeer lost_peer, Connect connect) {
+std::vector<Made> ConnectAll(int world, Connect connect) {
   const std::shared_ptr<Store> store = MakeInProcessStore();
   std::vector<Made> made(world);
   std::vector<std::thread> threads;
@@ -31,8 +31,7 @@ std::vector<Made> ConnectAll(int world, Failure::LostPeer lost_peer, Connect con
                                           .deadline = Clock::now() + std::chrono::seconds(20),
                                           .key_file = "",
                                           .digest = "",
-                                          .congestion = "",
-                                          .failure = Failure::Make(lost_peer)});
+                                          .congestion = ""});
       ASSERT_TRUE(one.ok()) << one.status();
       made[r] = *std::move(one);
     });
@@ -44,19 +43,18 @@ std::vector<Made> ConnectAll(int world, Failure::LostPeer lost_peer, Connect con
 }  // namespace
 
 std::vector<Transport> ConnectGlooRanks(int world) {
-  return ConnectAll<Transport>(world, Failure::LostPeer::kFailsAll, ConnectGloo);
+  return ConnectAll<Transport>(world, ConnectGloo);
 }
 
-std::vector<std::unique_ptr<GlooLinks>> ConnectGlooLinks(int world, Failure::LostPeer lost_peer,
+std::vector<std::unique_ptr<GlooLinks>> ConnectGlooLinks(int world,
                                                          std::chrono::milliseconds last_words) {
   using Links = std::unique_ptr<GlooLinks>;
-  return ConnectAll<Links>(
-      world, lost_peer, [&](const GlooOptions& options) -> absl::StatusOr<Links> {
-        absl::Status incomplete;
-        absl::StatusOr<Links> links = ConnectGlooLinks(options, last_words, incomplete);
-        if (!incomplete.ok()) return incomplete;
-        return links;
-      });
+  return ConnectAll<Links>(world, [&](const GlooOptions& options) -> absl::StatusOr<Links> {
+    absl::Status incomplete;
+    absl::StatusOr<Links> links = ConnectGlooLinks(options, last_words, incomplete);
+    if (!incomplete.ok()) return incomplete;
+    return links;
+  });
 }
 
 }  // namespace thinwire

@@ -14,7 +14,7 @@ class GlooLinks;
 
 // By rank.
 std::vector<Transport> ConnectGlooRanks(int world);
-std::vector<std::unique_ptr<GlooLinks>> ConnectGlooLinks(int world, Failure::LostPeer lost_peer,
+std::vector<std::unique_ptr<GlooLinks>> ConnectGlooLinks(int world,
                                                          std::chrono::milliseconds last_words);
 
 }  // namespace thinwire

@@ -39,7 +39,7 @@ struct GlooRanks {
   // last_words: how long links that end wait for their frames to leave.
   explicit GlooRanks(int world,
                      std::chrono::milliseconds last_words = std::chrono::milliseconds(200))
-      : links(ConnectGlooLinks(world, Failure::LostPeer::kFailsAll, last_words)) {
+      : links(ConnectGlooLinks(world, last_words)) {
     for (const auto& own : links) data.push_back(GlooDataOver(*own));
   }
 };

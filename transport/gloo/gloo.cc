@@ -83,8 +83,7 @@ uint64_t SlotOf(uint64_t tag, size_t bytes) {
   return slot | 1;  // even slots are those of frames
 }
 
-// Gloo's loop starts the blocks, in two batches, and sees them end. If a peer is lost the exchange
-// ends with that reason once its other blocks have ended: at once where all peers are.
+// Gloo's loop starts the blocks, in two batches, and sees them end. A failure ends all blocks.
 class GlooExchange final : public Exchange, private BlockOwner {
  public:
   // The links outlive this, and `bytes_sent`, which counts.
@@ -183,8 +182,8 @@ void GlooExchange::Start(bool outgoing) {
 }
 
 void GlooExchange::StartBlock(const Block& block, bool outgoing) {
+  if (!links_.lost().ok()) return OnBlockEnded(links_.lost());
   GlooPeer& peer = *links_.peer(block.peer);
-  if (!peer.lost().ok()) return OnBlockEnded(peer.lost());
   const uint64_t slot = SlotOf(tag_, block.bytes.size());
   if (block.buffer == nullptr) {
     if (outgoing) return peer.SendParcel(slot, block.bytes, this);
@@ -196,7 +195,7 @@ void GlooExchange::StartBlock(const Block& block, bool outgoing) {
 
 // The end of the last block is the last that the loop has to do with this exchange.
 void GlooExchange::OnBlockEnded(const absl::Status& status) {
-  if (!status.ok()) status_ = status;  // the last one is the group's, if that has failed
+  if (!status.ok()) status_ = status;
   if (--under_way_ > 0 || !all_started_) return;
   if (!status_.ok()) {  // without buffers, connections that are still open can't touch the blocks
     receives_.clear();
@@ -270,9 +269,7 @@ absl::StatusOr<std::unique_ptr<GlooLinks>> ConnectGlooLinks(const GlooOptions& o
         GlooContextOf(options.rank, std::move(connections), device, *loop, kNoTimeout,
                       options.congestion, broken);
     incomplete.Update(broken);
-    auto links = std::make_unique<GlooLinks>(
-        std::move(context), std::move(loop),
-        options.failure != nullptr ? options.failure : Failure::Make(), last_words);
+    auto links = std::make_unique<GlooLinks>(std::move(context), std::move(loop), last_words);
     if (!incomplete.ok()) links->Abort(incomplete);
     return links;
   } catch (const std::exception& error) {

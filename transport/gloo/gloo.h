@@ -34,9 +34,6 @@ struct GlooOptions {
   // The frame that the connected ranks get when this one gives up because others are not connected:
   // else they would find a closed connection, and take this rank for the one that failed.
   std::function<ControlFrame(const absl::Status& reason)> last_words = nullptr;
-  // The failure of both planes, which says how a lost peer counts; null: one that any lost peer
-  // fails.
-  std::shared_ptr<Failure> failure = nullptr;
 };
 
 // Every connection proves that it belongs to this group before Gloo gets it, and nothing listens

@@ -138,10 +138,9 @@ constexpr std::chrono::microseconds kAcknowledged(200);  // between two looks
 }  // namespace
 
 GlooLinks::GlooLinks(std::shared_ptr<gloo::Context> context, std::unique_ptr<GlooLoop> loop,
-                     std::shared_ptr<Failure> failure, std::chrono::milliseconds last_words)
+                     std::chrono::milliseconds last_words)
     : context_(std::move(context)),
       members_{context_->rank, context_->size},
-      failure_(std::move(failure)),
       last_words_(last_words),
       loop_(std::move(loop)) {
   for (int peer = 0; peer < members_.size; ++peer) {
@@ -159,7 +158,7 @@ GlooLinks::~GlooLinks() {
 
 absl::Status GlooLinks::Send(int to, const ControlFrame& frame) {
   if (peers_[to] != nullptr) peers_[to]->SendFrame(frame);
-  return failure_->peer_reason(to);
+  return failure_->reason();
 }
 
 void GlooLinks::PushFrame(int from, const Bytes& frame) {
@@ -194,14 +193,13 @@ void GlooLinks::OnFailure() {
   {
     const absl::MutexLock lock(&mu_);  // Receive looks again
   }
-  loop_->Post([this] { LosePeers(); });
+  loop_->Post([this] { EndBlocks(); });
 }
 
-void GlooLinks::LosePeers() {
+void GlooLinks::EndBlocks() {
   lost_ = failure_->reason();
-  for (int rank = 0; rank < members_.size; ++rank) {
-    const absl::Status reason = failure_->peer_reason(rank);
-    if (peers_[rank] != nullptr && !reason.ok()) peers_[rank]->Lose(reason);
+  for (const auto& peer : peers_) {
+    if (peer != nullptr) peer->EndBlocks(lost_);
   }
 }
 
@@ -258,15 +256,12 @@ void GlooPeer::HearThatItClosed(const std::string& why) {
   CollectMessages();
   CollectParcels();
   CollectFrames();
-  links_.failure()->LosePeer(
-      peer_, absl::UnavailableError(absl::StrCat(
-                 "rank ", peer_, " is gone: its connection to rank ", links_.members().rank,
-                 " closed (", why, "); look why that process ended")));
+  links_.failure()->Fail(absl::UnavailableError(
+      absl::StrCat("rank ", peer_, " is gone: its connection to rank ", links_.members().rank,
+                   " closed (", why, "); look why that process ended")));
 }
 
-void GlooPeer::Lose(const absl::Status& reason) {
-  if (!lost_.ok()) return;
-  lost_ = reason;
+void GlooPeer::EndBlocks(const absl::Status& reason) {
   std::vector<BlockOwner*> owners;
   for (const Message& message : messages_) owners.push_back(message.owner);
   for (const auto& [slot, expected] : expected_) owners.push_back(expected.owner);
@@ -418,7 +413,7 @@ void GlooPeer::CollectParcels() {
     const bool left = frames->Collect([this](Bytes frame) { Unpack(frame); });
     wanted = wanted || frames->low() || (left && !queue_.empty());
   }
-  if (wanted && lost_.ok()) Post();
+  if (wanted && links_.lost().ok()) Post();
 }
 
 void GlooPeer::Unpack(Bytes frame) {

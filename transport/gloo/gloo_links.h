@@ -52,8 +52,8 @@ absl::StatusOr<std::optional<Parcel>> ReadParcel(Bytes& rest);
 // connection's lock held: no call may send, receive or block.
 class BlockOwner {
  public:
-  // One of its blocks has come or left, or will not, for that reason: its peer is lost, or the
-  // group has failed. The owner may end in this call if it was the last one.
+  // One of its blocks has come or left, or will not, for that reason: the group has failed. The
+  // owner may end in this call if it was the last one.
   virtual void OnBlockEnded(const absl::Status& status) = 0;
 
  protected:
@@ -136,8 +136,8 @@ class GlooPeer {
   // Gives the frames that were sent until the deadline to leave.
   void Drain(Deadline deadline);
 
-  // Blocks of a peer that is not lost. Both ends name a block by the same slot, which is odd and
-  // which no other block between them has. The memory lives until the owner has heard of the
+  // Blocks, while the group has not failed. Both ends name a block by the same slot, which is odd
+  // and which no other block between them has. The memory lives until the owner has heard of the
   // block's end; that of a message which ends with a reason, as long as its buffer. Those with a
   // buffer throw if the connection is closed.
   void ReceiveParcel(uint64_t slot, MutableBytes to, BlockOwner* owner);
@@ -154,11 +154,9 @@ class GlooPeer {
   // Tells the owners of messages that have ended. May be called with the connection's lock held.
   void CollectMessages();
 
-  // Why blocks can't come or leave any more, or OK.
-  const absl::Status& lost() const { return lost_; }
-  // Ends the blocks that are under way, with that reason. The first reason stays. Frames come and
+  // Ends the blocks that are under way, with that reason, and no more may follow. Frames come and
   // leave as long as the connection is open.
-  void Lose(const absl::Status& reason);
+  void EndBlocks(const absl::Status& reason);
 
  private:
   struct Expected {
@@ -200,7 +198,6 @@ class GlooPeer {
   std::atomic<bool> posted_{false};  // Run will look at everything again
 
   // The loop's thread's own.
-  absl::Status lost_;
   GlooFrames control_;
   std::vector<std::unique_ptr<GlooFrames>> sizes_;  // of parcels' frames, ascending; empty at first
   std::deque<Queued> queue_;                        // parcels that have no frame yet
@@ -218,11 +215,10 @@ class GlooPeer {
 // One rank's connections, the thread that may use them, and what is under way.
 class GlooLinks final : public ControlPlane {
  public:
-  // `loop` is that of the context's device. From here on the failure ends exchanges and receives,
-  // and lost peers fail by it. last_words: how long the end of the links, which closes the
-  // connections, waits for frames that have not left.
+  // `loop` is that of the context's device. last_words: how long the end of the links, which closes
+  // the connections, waits for frames that have not left.
   GlooLinks(std::shared_ptr<gloo::Context> context, std::unique_ptr<GlooLoop> loop,
-            std::shared_ptr<Failure> failure, std::chrono::milliseconds last_words);
+            std::chrono::milliseconds last_words);
   ~GlooLinks() override;
 
   const Membership& members() const override { return members_; }
@@ -235,7 +231,7 @@ class GlooLinks final : public ControlPlane {
   GlooLoop& loop() { return *loop_; }
   GlooPeer* peer(int rank) { return peers_[rank].get(); }  // null: there is no connection
 
-  // On the loop's thread: why all peers are lost, or OK.
+  // On the loop's thread: why blocks can't come or leave any more, or OK.
   const absl::Status& lost() const { return lost_; }
 
   // A frame has come. Thread-safe.
@@ -243,14 +239,14 @@ class GlooLinks final : public ControlPlane {
 
  private:
   void OnFailure();
-  void LosePeers();  // on the loop's thread: those that are lost, which all are after a failure
+  void EndBlocks();  // on the loop's thread, after a failure
   bool IsReady() const ABSL_SHARED_LOCKS_REQUIRED(mu_) {
     return failure_->failed() || !frames_.empty();
   }
 
   const std::shared_ptr<gloo::Context> context_;
   const Membership members_;
-  const std::shared_ptr<Failure> failure_;
+  const std::shared_ptr<Failure> failure_ = Failure::Make();
   const std::chrono::milliseconds last_words_;
   std::vector<std::unique_ptr<GlooPeer>> peers_;  // by rank
   absl::Status lost_;                             // the loop's thread's

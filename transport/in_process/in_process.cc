@@ -25,7 +25,7 @@ namespace {
 // of each rank. Thread-safe.
 class InProcessWorld {
  public:
-  InProcessWorld(int size, Failure::LostPeer lost_peer);
+  explicit InProcessWorld(int size);
 
   void PutBlock(uint64_t tag, int from, int to, std::vector<uint8_t> block);
   // Waits for a block of that tag and size. Passing the deadline fails the rank `to`.
@@ -35,7 +35,7 @@ class InProcessWorld {
   absl::Status PutFrame(int from, int to, const ControlFrame& frame);
   absl::StatusOr<ControlMessage> TakeFrame(int to);
 
-  // Fails the rank, which all its peers lose.
+  // Fails the rank, and all its peers by its loss.
   void Leave(int rank);
   const std::shared_ptr<Failure>& failure(int rank) const { return failures_[rank]; }
 
@@ -51,9 +51,9 @@ class InProcessWorld {
   std::vector<Failure::Listener> listeners_;                             // end first
 };
 
-InProcessWorld::InProcessWorld(int size, Failure::LostPeer lost_peer) : frames_(size) {
+InProcessWorld::InProcessWorld(int size) : frames_(size) {
   for (int rank = 0; rank < size; ++rank) {
-    failures_.push_back(Failure::Make(lost_peer));
+    failures_.push_back(Failure::Make());
     listeners_.push_back(failures_.back()->Listen([this] {
       const absl::MutexLock lock(&mu_);
       changed_.SignalAll();
@@ -73,7 +73,7 @@ absl::StatusOr<std::vector<uint8_t>> InProcessWorld::TakeBlock(uint64_t tag, siz
   {
     const absl::MutexLock lock(&mu_);
     for (;;) {
-      if (absl::Status gone = failures_[to]->peer_reason(from); !gone.ok()) return gone;
+      if (failures_[to]->failed()) return failures_[to]->reason();
       if (const auto found = blocks_.find(address); found != blocks_.end()) {
         std::vector<uint8_t> block = std::move(found->second.front());
         found->second.pop_front();
@@ -95,7 +95,7 @@ absl::Status InProcessWorld::PutFrame(int from, int to, const ControlFrame& fram
     frames_[to].push_back({from, frame});
     changed_.SignalAll();
   }
-  return failures_[from]->peer_reason(to);
+  return failures_[from]->reason();
 }
 
 absl::StatusOr<ControlMessage> InProcessWorld::TakeFrame(int to) {
@@ -113,19 +113,15 @@ void InProcessWorld::Leave(int rank) {
   const absl::Status gone =
       absl::UnavailableError(absl::StrCat("rank ", rank, " is gone: it closed its transport"));
   for (size_t peer = 0; peer < failures_.size(); ++peer) {
-    if (static_cast<int>(peer) != rank) failures_[peer]->LosePeer(rank, gone);
+    if (static_cast<int>(peer) != rank) failures_[peer]->Fail(gone);
   }
 }
 
 class InProcessExchange final : public Exchange {
  public:
   InProcessExchange(std::shared_ptr<InProcessWorld> world, int rank, uint64_t tag,
-                    std::vector<MutableBytes> recv, absl::Status not_sent)
-      : world_(std::move(world)),
-        rank_(rank),
-        tag_(tag),
-        recv_(std::move(recv)),
-        not_sent_(std::move(not_sent)) {}
+                    std::vector<MutableBytes> recv)
+      : world_(std::move(world)), rank_(rank), tag_(tag), recv_(std::move(recv)) {}
 
   ~InProcessExchange() override {
     if (waited_) return;
@@ -142,9 +138,7 @@ class InProcessExchange final : public Exchange {
       if (!block.ok()) return block.status();
       std::copy(block->begin(), block->end(), recv_[from].begin());
     }
-    absl::Status status = world_->failure(rank_)->reason();
-    status.Update(not_sent_);
-    return status;
+    return world_->failure(rank_)->reason();
   }
 
  private:
@@ -152,7 +146,6 @@ class InProcessExchange final : public Exchange {
   const int rank_;
   const uint64_t tag_;
   const std::vector<MutableBytes> recv_;
-  const absl::Status not_sent_;  // why a block went nowhere: its receiver was lost
   bool waited_ = false;
 };
 
@@ -169,16 +162,13 @@ class InProcessData final : public DataPlane {
   // Sending copies, so a sent block needs no further care.
   std::unique_ptr<Exchange> Start(uint64_t tag, std::span<const Bytes> send,
                                   std::span<const MutableBytes> recv) override {
-    absl::Status not_sent;
     for (int to = 0; to < size(); ++to) {
       if (to == rank() || send[to].empty()) continue;
-      not_sent.Update(failure()->peer_reason(to));
       world_->PutBlock(tag, rank(), to, {send[to].begin(), send[to].end()});
       bytes_sent_ += send[to].size();
     }
     return std::make_unique<InProcessExchange>(world_, rank(), tag,
-                                               std::vector<MutableBytes>(recv.begin(), recv.end()),
-                                               std::move(not_sent));
+                                               std::vector<MutableBytes>(recv.begin(), recv.end()));
   }
 
   const std::shared_ptr<Failure>& failure() const override { return world_->failure(rank()); }
@@ -212,11 +202,7 @@ class InProcessControl final : public ControlPlane {
 }  // namespace
 
 std::vector<Transport> MakeInProcessTransports(int size) {
-  return MakeInProcessTransportsWith(Failure::LostPeer::kFailsAll, size);
-}
-
-std::vector<Transport> MakeInProcessTransportsWith(Failure::LostPeer lost_peer, int size) {
-  const auto world = std::make_shared<InProcessWorld>(size, lost_peer);
+  const auto world = std::make_shared<InProcessWorld>(size);
   std::vector<Transport> transports;
   for (int rank = 0; rank < size; ++rank) {
     const Membership members{rank, size};

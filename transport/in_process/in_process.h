@@ -10,10 +10,9 @@
 namespace thinwire {
 
 // One transport per rank. The ranks share what they need, and their transports may be destroyed in
-// any order. Both planes of a rank share their failure; a rank whose control plane ends is lost to
+// any order. Both planes of a rank share their failure; the end of a rank's control plane fails
 // the others.
 std::vector<Transport> MakeInProcessTransports(int size);
-std::vector<Transport> MakeInProcessTransportsWith(Failure::LostPeer lost_peer, int size);
 
 }  // namespace thinwire
 
