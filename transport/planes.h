@@ -49,9 +49,9 @@ class StreamPlane;
 
 // Failure: why the planes of one rank can't go on. The first reason stays.
 //
-// Planes that fail together share one: those of a backend do, and planes over other connections tie
-// theirs to it (FailureTie) or listen to it. So a failure reaches every plane at once, whoever
-// finds it.
+// Planes that fail together share one: those of a backend do, and planes over other connections
+// pass theirs on to it, or listen to it. So a failure reaches every plane at once, whoever finds
+// it.
 //
 // Thread-safe.
 class Failure : public std::enable_shared_from_this<Failure> {
@@ -94,6 +94,10 @@ class Failure : public std::enable_shared_from_this<Failure> {
   // Calls `tell` when this has failed, on the thread that found it and without a lock; at once if
   // it has failed already; perhaps twice. It must not block.
   [[nodiscard]] Listener Listen(std::function<void()> tell);
+  // While the listener lives, `to` fails for the same reason when this does.
+  [[nodiscard]] Listener PassOn(std::shared_ptr<Failure> to) {
+    return Listen([this, to = std::move(to)] { to->Fail(reason()); });
+  }
 
  private:
   Failure() = default;
@@ -108,21 +112,6 @@ class Failure : public std::enable_shared_from_this<Failure> {
   uint64_t next_id_ ABSL_GUARDED_BY(mu_) = 1;
   // Calls in progress: of which listener, on which thread.
   std::multimap<uint64_t, std::thread::id> calls_ ABSL_GUARDED_BY(mu_);
-};
-
-// While it lives, a failure of either is that of both.
-class FailureTie {
- public:
-  FailureTie(const std::shared_ptr<Failure>& one, const std::shared_ptr<Failure>& other)
-      : of_one_(PassOn(*one, other)), of_other_(PassOn(*other, one)) {}
-
-  // `to` fails, for the same reason, when `from` has.
-  static Failure::Listener PassOn(Failure& from, std::shared_ptr<Failure> to) {
-    return from.Listen([&from, to = std::move(to)] { to->Fail(from.reason()); });
-  }
-
- private:
-  Failure::Listener of_one_, of_other_;
 };
 
 // How a plane finds out which exchanges of two ranks belong together.

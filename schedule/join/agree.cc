@@ -127,7 +127,7 @@ absl::StatusOr<Answers> TellAll(const Board& board, std::string_view topic,
     const Alarm alarm(*board.transport.control, board.deadline);
     // Exchanges may go by connections that the control plane has not.
     const Failure::Listener hears_of_lost_peers =
-        FailureTie::PassOn(*board.transport.control->failure(), board.transport.data->failure());
+        board.transport.control->failure()->PassOn(board.transport.data->failure());
     status = round.Wait();
   }
   if (absl::IsDeadlineExceeded(status)) {

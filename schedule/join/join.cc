@@ -108,7 +108,7 @@ absl::Status ConnectLoops(const Options& options, const GlooOptions& first, Boar
 absl::StatusOr<Joined> FindWay(const Options& options, Nodes nodes, std::string words,
                                Transport& transport, Deadline deadline) {
   const Failure::Listener hears_of_lost_peers =
-      FailureTie::PassOn(*transport.control->failure(), transport.data->failure());
+      transport.control->failure()->PassOn(transport.data->failure());
   absl::StatusOr<ChosenTopology> chosen =
       ChooseTopology(options, nodes, {"links", transport.members(), transport, 0, deadline});
   if (!chosen.ok()) return chosen.status();

@@ -71,11 +71,11 @@ TEST(Failure, TheEndOfAListenerWaitsForItsCall) {
   fails.join();
 }
 
-TEST(Failure, ATieFailsBothWhicheverFailsFirst) {
+TEST(Failure, PassedOnBothWaysItFailsBothWhicheverFailsFirst) {
   for (const bool one_first : {true, false}) {
     const auto one = Failure::Make(), other = Failure::Make();
     {
-      const FailureTie tie(one, other);
+      const Failure::Listener of_one = one->PassOn(other), of_other = other->PassOn(one);
       (one_first ? one : other)->Fail(absl::AbortedError("enough"));
     }
     EXPECT_EQ(one->reason().message(), "enough");
@@ -93,7 +93,7 @@ TEST(Failure, PassedOnItEndsTheWaitsOfAnotherPlaneWhileThatIsAskedFor) {
     const auto exchange =
         others[0].data->Start(1, std::vector<Bytes>(2, out), std::vector<MutableBytes>(2, in));
     Failure::Listener listener =
-        FailureTie::PassOn(*transports[0].control->failure(), others[0].data->failure());
+        transports[0].control->failure()->PassOn(others[0].data->failure());
     if (!asked_for) listener.Reset();
     transports[1].Reset();
     if (!asked_for) others[0].data->Abort(absl::AbortedError("not asked for"));

@@ -50,7 +50,8 @@ Split::Split(std::unique_ptr<DataPlane> inside, std::unique_ptr<DataPlane> betwe
       between_(std::move(between)),
       first_(between_->rank() - inside_->rank()),
       count_(inside_->size()),
-      tie_(inside_->failure(), between_->failure()) {}
+      inside_to_between_(inside_->failure()->PassOn(between_->failure())),
+      between_to_inside_(between_->failure()->PassOn(inside_->failure())) {}
 
 std::unique_ptr<Exchange> Split::Start(uint64_t tag, std::span<const Bytes> send,
                                        std::span<const MutableBytes> recv) {
@@ -70,7 +71,10 @@ std::unique_ptr<Exchange> Split::Expect(uint64_t tag, std::span<const MutableByt
 
 Spread::Spread(std::unique_ptr<DataPlane> first, std::vector<Transport> others)
     : first_(std::move(first)), others_(std::move(others)), planes_(AllOf(*first_, others_)) {
-  for (const Transport& other : others_) ties_.emplace_back(failure(), other.data->failure());
+  for (const Transport& other : others_) {
+    passed_on_.push_back(failure()->PassOn(other.data->failure()));
+    passed_on_.push_back(other.data->failure()->PassOn(failure()));
+  }
 }
 
 std::unique_ptr<Exchange> Spread::Start(uint64_t tag, std::span<const Bytes> send,

@@ -30,8 +30,8 @@ class Split final : public DataPlane {
   class InFlight;
 
   const std::unique_ptr<DataPlane> inside_, between_;
-  const size_t first_, count_;  // the ranks of this node
-  const FailureTie tie_;
+  const size_t first_, count_;                                     // the ranks of this node
+  const Failure::Listener inside_to_between_, between_to_inside_;  // of a failure
 };
 
 // Each exchange runs on one of several planes of the same ranks. Which one follows from its tag, so
@@ -57,8 +57,8 @@ class Spread final : public DataPlane {
 
   const std::unique_ptr<DataPlane> first_;
   const std::vector<Transport> others_;
-  const std::vector<DataPlane*> planes_;  // all of them
-  std::vector<FailureTie> ties_;
+  const std::vector<DataPlane*> planes_;      // all of them
+  std::vector<Failure::Listener> passed_on_;  // from the first plane to the others, and back
 };
 
 }  // namespace thinwire

@@ -18,9 +18,7 @@ namespace {
 struct Shared {
   Shared(const Membership& members, std::shared_ptr<Device> device, std::unique_ptr<NcclComm> comm,
          std::unique_ptr<DeviceStream> stream)
-      : members(members),
-        device(std::move(device)),
-        driver(std::move(comm), std::move(stream), Failure::Make()) {}
+      : members(members), device(std::move(device)), driver(std::move(comm), std::move(stream)) {}
 
   const Membership members;
   const std::shared_ptr<Device> device;
@@ -252,7 +250,7 @@ absl::StatusOr<std::unique_ptr<StreamPlane>> JoinNccl(std::shared_ptr<const Nccl
   auto plane = std::make_unique<NcclData>(shared, own);
   Failure::Listener hears_of_lost_peers;
   if (control != nullptr) {
-    hears_of_lost_peers = FailureTie::PassOn(*control->failure(), plane->failure());
+    hears_of_lost_peers = control->failure()->PassOn(plane->failure());
   }
   if (absl::Status bad = plane->Greet(deadline); !bad.ok()) return bad;
   return plane;

@@ -23,10 +23,8 @@ constexpr milliseconds kAbortPatience(5000), kFinishPatience(1000);
 
 }  // namespace
 
-NcclDriver::NcclDriver(std::unique_ptr<NcclComm> comm, std::unique_ptr<DeviceStream> stream,
-                       std::shared_ptr<Failure> failure)
-    : failure_(std::move(failure)),
-      comm_(std::move(comm)),
+NcclDriver::NcclDriver(std::unique_ptr<NcclComm> comm, std::unique_ptr<DeviceStream> stream)
+    : comm_(std::move(comm)),
       stream_(std::move(stream)),
       thread_([this] { Run(); }),
       // Taking the lock makes those who wait look at their conditions.

@@ -52,8 +52,7 @@ struct NcclOp {
 class NcclDriver {
  public:
   // All exchanges run on `stream`, a stream of the communicator's device.
-  NcclDriver(std::unique_ptr<NcclComm> comm, std::unique_ptr<DeviceStream> stream,
-             std::shared_ptr<Failure> failure);
+  NcclDriver(std::unique_ptr<NcclComm> comm, std::unique_ptr<DeviceStream> stream);
   // Ends what is under way, and the communicator: in order if nothing was. Returns after a few
   // seconds in any case.
   ~NcclDriver();
@@ -101,7 +100,7 @@ class NcclDriver {
 
   bool IsFree() const ABSL_SHARED_LOCKS_REQUIRED(mu_) { return !pumping_ && !in_progress_; }
 
-  const std::shared_ptr<Failure> failure_;
+  const std::shared_ptr<Failure> failure_ = Failure::Make();
   // Whoever pumps uses these, one thread at a time.
   const std::unique_ptr<NcclComm> comm_;
   const std::unique_ptr<DeviceStream> stream_;

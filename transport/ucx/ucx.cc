@@ -25,7 +25,7 @@ class UcxData final : public DataPlane {
       : worker_(std::move(worker)),
         members_(options.members),
         first_(options.first),
-        driver_(*worker_, Failure::Make()) {}
+        driver_(*worker_) {}
 
   const Membership& members() const override { return members_; }
   DataTraits traits() const override { return {}; }
@@ -250,8 +250,7 @@ absl::StatusOr<std::unique_ptr<DataPlane>> ConnectUcx(const UcxOptions& options)
   if (!addresses.ok()) return addresses.status();
   auto plane = std::make_unique<UcxData>(options, *std::move(worker));
   if (absl::Status bad = plane->Connect(*addresses); !bad.ok()) return bad;
-  const Failure::Listener hears_of_lost_peers =
-      FailureTie::PassOn(*options.control.failure(), plane->failure());
+  const Failure::Listener hears_of_lost_peers = options.control.failure()->PassOn(plane->failure());
   if (absl::Status bad = plane->Greet(options.deadline); !bad.ok()) return bad;
   return plane;
 }

@@ -143,10 +143,8 @@ bool UcxWorker::Sleep(Deadline until) {
   return true;
 }
 
-UcxDriver::UcxDriver(UcxWorker& worker, std::shared_ptr<Failure> failure)
-    : worker_(worker),
-      failure_(std::move(failure)),
-      listener_(failure_->Listen([this] { OnFailure(); })) {}
+UcxDriver::UcxDriver(UcxWorker& worker)
+    : worker_(worker), listener_(failure_->Listen([this] { OnFailure(); })) {}
 
 absl::Status UcxDriver::Await(const Flag& done, Deadline deadline) {
   while (NextTurn(done, deadline) == Turn::kLead) {

@@ -86,7 +86,7 @@ class UcxDriver {
   // True once something has ended; set by callbacks of UCX, under Progress.
   using Flag = std::atomic<bool>;
 
-  UcxDriver(UcxWorker& worker, std::shared_ptr<Failure> failure);
+  explicit UcxDriver(UcxWorker& worker);
 
   // Returns OK when `done` is set, else the first failure; then nobody is inside Progress. Past the
   // deadline it returns DeadlineExceeded, without failing.
@@ -111,7 +111,7 @@ class UcxDriver {
   void OnFailure();
 
   UcxWorker& worker_;
-  const std::shared_ptr<Failure> failure_;
+  const std::shared_ptr<Failure> failure_ = Failure::Make();
   std::atomic<bool> asleep_{false};  // the leader
   absl::Mutex mu_;
   bool led_ ABSL_GUARDED_BY(mu_) = false;
