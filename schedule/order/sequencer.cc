@@ -173,7 +173,7 @@ void Sequencer::OnReports(std::span<const int> ranks, const Report& report, doub
   }
   if (ranks.front() == 0) prediction_->OnSubmitted(report, now);
   if (leader_->AllHave(report.id())) {
-    moved_ = now;
+    if (leader_->Expects(report.id())) moved_ = now;
     prediction_->OnReady(report.id(), now);
     if (matching_ == Matching::kByTag) leader_->WithdrawBefore(report.id(), &withdrawing_);
     if (distrusts_) leader_->WithdrawReady(book_, &withdrawing_, &announcing_);
@@ -297,7 +297,7 @@ void Sequencer::OnHopDone(const StartChunk& chunk, double now) {
 
 void Sequencer::OnChunkDone(const StartChunk& chunk, bool last, double now) {
   starts_.OnDone(chunk);
-  moved_ = now;
+  if (chunk.predicted) moved_ = now;
   if (leader_ != nullptr) {
     const OwnTensor* const own = book_.Find(members_.rank, chunk.id);
     const size_t bytes = own == nullptr ? 0 : ChunkBytes(*own->report);

@@ -324,10 +324,10 @@ class Sequencer {
   // This rank has submitted all of a step, and the next step may be another. Rank 0's call counts.
   // Predicted tensors that rank 0 left out are withdrawn, with Matching::kByTag.
   void ForgetStep(double now);
-  // Some time has passed: finds what is late, overdue, or never answered. If nothing has moved on
-  // rank 0 for AnswerPatience(timeout), though all ranks have a tensor that is predicted, rank 0
-  // withdraws it, and so all others of the step as soon as all ranks have them; not with
-  // Matching::kByOrder.
+  // Some time has passed: finds what is late, overdue, or never answered. If no predicted chunk has
+  // moved on rank 0 for AnswerPatience(timeout), though all ranks have a tensor of them, rank 0
+  // withdraws all that all ranks have, and the others of the step once all ranks have them; not
+  // with Matching::kByOrder.
   void OnClock(double now);
 
   // Actions to be done, in order. Whoever takes them does all of them.
@@ -371,7 +371,7 @@ class Sequencer {
   const Options options_;
   std::vector<Announcement> announcing_;
   std::vector<Withdrawal> withdrawing_;
-  double moved_ = 0.0;      // when a hop last ended on rank 0, or all ranks had one more tensor
+  double moved_ = 0.0;  // when a hop of a predicted chunk ended, or all ranks had one more tensor
   bool distrusts_ = false;  // rank 0's: the step stood still in its predicted order
 };
 

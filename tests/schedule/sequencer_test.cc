@@ -335,7 +335,8 @@ TEST(Sequencer, WhatARankHasStartedAheadGoesOnWhenItsTensorIsWithdrawn) {
 
 // All calls of the first step are made at once. In the second one the callers of some ranks wait
 // for each before the next, of which tensor 3 is urgent: it comes first in the predicted order,
-// with more chunks than may be held. The others have started it then.
+// with more chunks than may be held. The others have started it then. Meanwhile tensors that are
+// not predicted come and go.
 TEST(Sequencer, AStepGoesOnWhereItsPredictedOrderCanNot) {
   constexpr uint32_t kChunks = 6;
   const auto report = [](uint64_t key, uint64_t call) {
@@ -348,6 +349,7 @@ TEST(Sequencer, AStepGoesOnWhereItsPredictedOrderCanNot) {
     Host host(3, options, Matching::kByTag);
     Settle(host);
     double stood_s = 0.0;
+    uint64_t others = 0;
     for (uint64_t call = 0; call < 3; ++call) {
       const size_t before = host.predicted();
       const auto waits = [&](int rank) {
@@ -366,6 +368,8 @@ TEST(Sequencer, AStepGoesOnWhereItsPredictedOrderCanNot) {
         }
         Settle(host);
         for (; host.InFlight(waiting[0], report(key, call).id()) && stood_s < 20; stood_s += 0.05) {
+          for (int r = 0; r < 3; ++r) host.Submit(r, Of(9, others));
+          ++others;
           host.Advance(0.05);
           host.Clock();
           Settle(host);
