@@ -20,8 +20,8 @@
    not heard that it was withdrawn.
 
    A program may wait: a rank submits an urgent chunk, which the prediction has first, when another one is
-   done. Rank 0, which knows what all ranks have submitted, may then withdraw that other one, at any time, and
-   whatever of it has started. (The sequencer does so after a while in which nothing moves.)
+   done. Once all ranks have submitted that other one, rank 0 may withdraw it at any time, also if it has started.
+   (The sequencer does so after a while in which nothing moves.)
 
    A chunk may never be submitted on one rank or on all, or a rank may die: then a deadline passes
    (spin's `timeout`), and everybody must end with an error.

@@ -119,7 +119,7 @@ struct Steps {
 // Rank 0 says that the next step will be alike, or that it may be another, whatever comes.
 TEST(Sequencer, StepsThatLackPredictedTensorsRunEveryChunkOnce) {
   size_t predicted = 0, announced = 0;
-  for (int seed = 0; seed < Rounds(1000); ++seed) {
+  for (int seed = 0; seed < Rounds(3000); ++seed) {
     std::mt19937_64 random(seed);
     Options options;
     const bool groups = random() % 2 == 0;
