@@ -137,7 +137,7 @@ trainers: venv
 
 test-trainers: build
 	@if $(TRAINERS_SETUP); then \
-	  scripts/frameworks.sh -m "not torch_alone" tests/frameworks/test_{frameworks,mixed_precision,refusals}.py \
+	  scripts/frameworks.sh -m "not torch_alone" tests/frameworks/test_{frameworks,lightning_warm_up,mixed_precision,refusals}.py \
 	    tests/integrations/python/test_examples.py; else \
 	  echo "skipped Lightning, Accelerate and transformers, which are not to be had: build/trainers.log"; fi
 

@@ -62,9 +62,7 @@ KINDS = {
         "DDP and FSDP2 with codec='auto' on a grid of links, over the uncompressed step",
         "100mbit,1gbit,10gbit,none", "plain,auto,int8,int4,adaptive", "ddp;fsdp2",
     ),
-    "store": Kind(
-        "the parameter server: over an allreduce, its orders, with stragglers, under kills"
-    ),
+    "store": Kind("the parameter server: over an allreduce, its orders, with stragglers"),
 }  # fmt: skip
 COLUMNS = {
     "link": "{link}",
@@ -250,7 +248,6 @@ def main() -> int:
     parser.add_argument("--sizes", help="of allreduces: smallest and largest, bytes")
     parser.add_argument("--repetitions", type=int, default=15, help="of an allreduce")
     parser.add_argument("--parts", default=",".join(store.ALL), help="of the kind store")
-    parser.add_argument("--kills", type=int, default=30, help="of the kind store, a mode")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     if harness.is_rank() and arguments.kind == "store":

@@ -1,5 +1,4 @@
-// Our allreduce against Gloo's fp32 allreduce, interleaved in one run; one process a rank. Between
-// two ranks each row also has the machine's own limit (bench/limit.h).
+// Our allreduce against Gloo's fp32 allreduce, interleaved in one run; one process a rank.
 //
 //   allreduce_bench RANK SIZE FOLDER [INTERFACE [REPETITIONS [LARGEST [ROWS [SMALLEST]]]]]
 //
@@ -36,7 +35,6 @@
 #include <string_view>
 #include <vector>
 
-#include "bench/limit.h"
 #include "bench/times.h"
 #include "integrations/c/thinwire.h"
 
@@ -244,7 +242,7 @@ size_t Wrong(const Setup& setup, GlooBaseline& gloo, const std::string& codec, i
 }
 
 void Measure(const Setup& setup, GlooBaseline& gloo, std::map<std::string, tw_comm*>& comms,
-             thinwire::Limit* limit, size_t bytes, bool last) {
+             size_t bytes, bool last) {
   const size_t n = bytes / sizeof(float);
   const Gradients gradients(setup.rank, n);
   std::map<std::string, std::vector<double>> times;
@@ -272,10 +270,6 @@ void Measure(const Setup& setup, GlooBaseline& gloo, std::map<std::string, tw_co
     Check(tw_all_reduce(values.data(), values.data(), n, TW_F32, TW_MEAN, comm, nullptr));
     wrong[row] = Wrong(setup, gloo, CodecOf(row), repetitions, values);
   }
-  std::map<std::string, thinwire::LimitTimes> limits;
-  for (const std::string& codec : setup.rows) {
-    if (limit != nullptr) limits[codec] = limit->Measure(CodecOf(codec), n);
-  }
   if (setup.rank != 0) return;
   const double base = Quantile(times["gloo"], 0.5);
   for (size_t c = 0; c < setup.rows.size(); ++c) {
@@ -284,16 +278,11 @@ void Measure(const Setup& setup, GlooBaseline& gloo, std::map<std::string, tw_co
     std::printf(
         "  {\"codec\": \"%s\", \"bytes\": %zu, \"ms\": %.4f, \"gloo_ms\": %.4f, \"speedup\": %.3f, "
         "\"low_ms\": %.4f, \"high_ms\": %.4f, \"gloo_low_ms\": %.4f, \"gloo_high_ms\": %.4f, "
-        "\"wrong\": %zu",
+        "\"wrong\": %zu}%s\n",
         setup.rows[c].c_str(), bytes, 1e3 * ms, 1e3 * base, base / ms, 1e3 * Quantile(mine, 0.25),
         1e3 * Quantile(mine, 0.75), 1e3 * Quantile(times["gloo"], 0.25),
-        1e3 * Quantile(times["gloo"], 0.75), wrong[setup.rows[c]]);
-    if (limit != nullptr) {
-      const thinwire::LimitTimes& least = limits[setup.rows[c]];
-      std::printf(", \"limit_ms\": %.4f, \"loops_ms\": %.4f, \"exchange_ms\": %.4f",
-                  1e3 * least.limit_s(), 1e3 * least.loops_s, 1e3 * least.exchange_s);
-    }
-    std::printf("}%s\n", last && c + 1 == setup.rows.size() ? "" : ",");
+        1e3 * Quantile(times["gloo"], 0.75), wrong[setup.rows[c]],
+        last && c + 1 == setup.rows.size() ? "" : ",");
   }
 }
 
@@ -318,18 +307,13 @@ int main(int argc, char** argv) {
   const std::string gloo_folder = setup.folder + "/gloo";
   std::filesystem::create_directories(gloo_folder);
   GlooBaseline gloo(setup.rank, setup.size, gloo_folder, setup.interface);
-  std::unique_ptr<thinwire::Limit> limit;
-  if (setup.size == 2) {
-    limit = std::make_unique<thinwire::Limit>(setup.rank, setup.folder, setup.interface);
-  }
   std::map<std::string, tw_comm*> comms;
   for (const std::string& row : setup.rows) comms[row] = Connect(setup, row);
   if (setup.rank == 0) std::printf("[\n");
   std::vector<size_t> sizes(std::begin(kSizes), std::end(kSizes));
   std::erase_if(sizes,
                 [&](size_t bytes) { return bytes < setup.smallest || bytes > setup.largest; });
-  for (const size_t bytes : sizes)
-    Measure(setup, gloo, comms, limit.get(), bytes, bytes == sizes.back());
+  for (const size_t bytes : sizes) Measure(setup, gloo, comms, bytes, bytes == sizes.back());
   if (setup.rank == 0) std::printf("]\n");
   for (auto& [codec, comm] : comms) tw_comm_destroy(comm);
   return 0;

@@ -18,7 +18,7 @@ from functools import partial
 from thinwire.codec import codec_info
 from thinwire.simulate import CodecCost, Layer, Link, Profile, simulate
 
-from bench import harness, pages
+from bench import figures, harness
 
 PAGE = harness.ROOT / "docs/explanation/gpu-nodes.md"
 SHAPES = ((1, 8), (2, 4), (2, 8), (4, 8))  # nodes, GPUs of each
@@ -237,7 +237,7 @@ TABLES = {"bytes": _bytes_table, "assumed": _assumptions} | {
 
 def page() -> str:
     """The text of PAGE, with its tables made anew."""
-    return pages.filled(PAGE.read_text(), TABLES)
+    return figures.filled(PAGE.read_text(), TABLES)
 
 
 def main() -> int:

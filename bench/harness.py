@@ -10,7 +10,6 @@ Results are JSON of one form: commit, machine, versions, argv, rows. Timing neve
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import importlib.metadata
 import json
@@ -168,26 +167,6 @@ def run_ranks(
         return json.loads(out.read_text())
 
 
-def lab_parser(module: str, description: str) -> argparse.ArgumentParser:
-    """The options of a program whose ranks run in one lab."""
-    name = module.removeprefix("bench.")
-    parser = argparse.ArgumentParser(description=description.split("\n\n")[0])
-    parser.add_argument("--link", default="100mbit")
-    parser.add_argument("--delay_ms", type=float, default=20.0, help="one way")
-    parser.add_argument("--out", type=Path, default=Path(f"build/{name}.json"))
-    return parser
-
-
-def run_in_lab(given: argparse.Namespace, hosts: int, timeout_s: float, module: str) -> Any:
-    """Rank 0's rows of `python -m` this module with the same arguments. Exits where the link can't
-    be made."""
-    if given.link != lab.LOOPBACK and (refusal := lab.can_shape()):
-        print(f"skipped: {refusal}", file=sys.stderr)
-        raise SystemExit(lab.SKIPPED)
-    with lab.open_lab(hosts, given.link, delay_ms=given.delay_ms) as place:
-        return run_ranks(place, sys.argv[1:], timeout_s, module)
-
-
 def simulate(kind: str, lines: Iterable[str]) -> list[Row]:
     """A row for each line, as bench/sched/simulate.cc has them."""
     done = subprocess.run(
@@ -256,6 +235,16 @@ def write(out: Path, rows: Iterable[Row], *packages: str, **more: Any) -> dict[s
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(result, indent=1) + "\n")
     return result
+
+
+def report(
+    folder: Path, name: str, title: str, rows: Iterable[Row], text: str, **more: Any
+) -> None:
+    """Writes NAME.json, as write() does, and NAME.md, which has its source and the text. Prints the
+    text."""
+    result = write(folder / f"{name}.json", rows, **more)
+    (folder / f"{name}.md").write_text(f"# {title}\n\n{headline(result)}\n\n{text}\n")
+    print(text)
 
 
 @contextlib.contextmanager

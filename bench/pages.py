@@ -1,149 +1,43 @@
-"""The tables of figures on the pages, made from the files of bench/results/.
+"""The measured figures on the pages, made from the files of bench/results/.
 
     python -m bench.pages            # writes them
-    python -m bench.pages --check    # names the pages whose tables differ from the files
+    python -m bench.pages --check    # names the pages whose figures differ from the files
 
 A table stands between `<!-- figures: NAME (bench/pages.py) -->` and `<!-- end of figures -->`, and
-says below itself which files it is from, with machine and commit. The text around it is written
-by hand, and has no measured figures of its own. After a new measurement: put the file in its place,
-and run this."""
+says below itself which files it is from, with machine and commit. A figure that a sentence needs
+stands between `<!-- figure: NAME -->` and `<!-- end -->`. All other text is written by hand, and
+has no measured figures. After a new measurement: put the file in its place, and run this."""
 
 # ruff: noqa: RUF001 - tables have the multiplication sign
 
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
 from itertools import chain, groupby
 from operator import itemgetter
-from typing import Any
 
 from bench import harness, never_slower
 from bench.accuracy.report import spread, summarise
+from bench.figures import Column, Fields, Lines, Table, by, each, every, filled, named, own, same
 from bench.harness import Row
 
 PAGES = (
     "README.md", "SECURITY.md", "docs/explanation/benchmarks.md",
     "docs/explanation/error-feedback.md", "docs/explanation/robustness.md",
-    "docs/explanation/scale.md", "docs/how-to/gpus.md", "docs/how-to/measure.md",
-    "docs/how-to/parameter-server.md", "docs/how-to/sites.md",
+    "docs/explanation/scale.md", "docs/how-to/choose.md", "docs/how-to/gpus.md",
+    "docs/how-to/measure.md", "docs/how-to/parameter-server.md", "docs/how-to/sites.md",
 )  # fmt: skip
-BLOCK = re.compile(
-    r"(<!-- figures: ([\w-]+) \(bench/\w+\.py\) -->\n).*?(<!-- end of figures -->)", re.DOTALL
-)
 _XEON, _EPYC, _H200 = "xeon-avx512-2cores", "epyc-zen4-2cores", "h200"
-_MACHINES = {_XEON: "Intel(R) Xeon(R) Processor, 2 cores", _EPYC: "AMD EPYC, 2 cores",
-             _H200: "NVIDIA H200"}  # fmt: skip
 
 
-# A table is a line for each set of fields and a column for each form of a row's fields.
-
-Fields = Mapping[str, Any]
-Lines = Iterable[tuple[str, Fields]]
-Column = tuple[str, str, Fields]  # its heading, a form ("{ms:.1f}"), and the row's fields
-
-
-@dataclass(frozen=True)
-class Table:
-    """Cells of one row of the files each, the first one that has the line's and the column's
-    fields; empty if there is none. A name with | in it is several cells.
-
-    files: of bench/results/. field: of a file, that has its rows. rows: computes others."""
-
-    files: Sequence[str]
-    head: str  # of the lines' names
-    lines: Lines | Callable[[list[Row]], Lines]
-    columns: Sequence[Column]
-    rows: Callable[[list[Row]], Iterable[Row]] = iter
-    field: str = "rows"
-
-    def __call__(self) -> str:
-        rows = list(self.rows([*chain.from_iterable(_rows(f, self.field) for f in self.files)]))
-
-        def cell(line: Fields, form: str, fields: Fields) -> str:
-            wanted = {**line, **fields}.items()
-            row = next((row for row in rows if wanted <= row.items()), None)
-            return form.format_map(row) if row else ""
-
-        lines = self.lines(rows) if callable(self.lines) else self.lines
-        body = [[name, *(cell(line, *column[1:]) for column in self.columns)]
-                for name, line in lines]  # fmt: skip
-        head = [*self.head.split(" | "), *(column[0] for column in self.columns)]
-        return f"{harness.markdown(head, body)}\n\nFrom {_sources(self.files)}."
-
-
-def _load(file: str) -> Any:
-    text = (harness.ROOT / "bench/results" / file).read_text()
-    return json.loads(text) if file.endswith(".json") else text.splitlines()
-
-
-def _sources(files: Iterable[str]) -> str:
-    """The files by machine and commit, of which those of before the harness may lack either; the
-    commands are in the files."""
-    places: dict[str, list[str]] = {}
-    for file in files:
-        found = _load(file)
-        found = found if isinstance(found, dict) else {}
-        place = found.get("machine", _MACHINES[file.split("/")[0]])
-        if not isinstance(place, str):
-            place = ", ".join(
-                [place["processor"], f"{place['cores']} cores", *place.get("gpus", ())]
-            )
-        place += f", commit {found['commit']}" if "commit" in found else ""
-        places.setdefault(place, []).append(f"`bench/results/{file}`")
-    return "; ".join(f"{', '.join(names)} ({place})" for place, names in places.items())
-
-
-def _rows(file: str, field: str) -> Iterable[Row]:
-    """Each names its file. A file that is a list is the rows, and lines of text are, too."""
-    found = _load(file)
-    for row in found[field] if isinstance(found, dict) else found:
-        yield (row if isinstance(row, dict) else {"line": row}) | {"file": file}
-
-
-def named(field: str, names: Mapping[Any, str]) -> list[tuple[str, Fields]]:
-    """A line for each value of a field."""
-    return [(name, {field: value}) for value, name in names.items()]
-
-
-def each(name: str) -> Callable[[list[Row]], Lines]:
-    """A line for each row. name: a form."""
-    return lambda rows: [(name.format_map(row), row) for row in rows]
-
-
-def every(field: str, **fields: Any) -> Callable[[list[Row]], Lines]:
-    """A line for each value that a field has, among the rows that have these fields."""
-
-    def lines(rows: list[Row]) -> Lines:
-        found = (row.get(field) for row in rows if fields.items() <= row.items())
-        return [(value, {field: value}) for value in dict.fromkeys(found) if value is not None]
-
-    return lines
+# Rows that are computed from those of the files.
 
 
 def methods(rows: list[Row]) -> Lines:
     return [line for line in every("method")(rows) if line[0] != "fp32"]
-
-
-def by(form: str, field: str, names: Mapping[Any, str], **fields: Any) -> list[Column]:
-    """A column for each value of a field."""
-    return [(name, form, {field: value, **fields}) for value, name in names.items()]
-
-
-def own(forms: str) -> list[Column]:
-    """Columns of a line's own row: "heading = form | heading = form"."""
-    return [(*column.split(" = "), {}) for column in forms.split(" | ")]
-
-
-def same(*names: str) -> dict[str, str]:
-    return {name: name for name in names}
-
-
-# Rows that are computed from those of the files.
 
 
 def accuracy(rows: list[Row]) -> list[Row]:
@@ -302,6 +196,7 @@ _ATTACKS = {
     "mean absent": "the mean of the other four alone",
 }
 _GUESS = "nothing: the mean image of the class"
+_ERRORS = [("bits sent", "{bits:.2f}", {"source": "mlp"}), *by("{error:.2g}", "source", _SOURCES)]
 _INTERVAL = "{ratio:.2f} × [{ratio_low:.2f}, {ratio_high:.2f}]"
 _STEP = "{ms:.0f} [{low_ms:.0f}, {high_ms:.0f}]"
 
@@ -333,7 +228,7 @@ _DDP_LINKS = _links("1gbit", "10gbit", "loopback")
 _MODES = {"ssp": "`dist_ssp:staleness=2`", "async": "`dist_async`"}
 _STRAGGLING = {f"{_EPYC}/store-members.json": "", f"{_EPYC}/store-simulated.json": ", simulated"}
 
-TABLES: Mapping[str, Callable[[], str]] = {
+TABLES = {
     "speed-and-accuracy": Table(
         [f"{_XEON}/ddp.json", f"{_XEON}/accuracy/accuracy.json"], "codec",
         _ways("plain", "bf16 hook", "int8", "int4", "onebit", "topk:density=0.01"),
@@ -410,14 +305,14 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "precision": Table(
         [f"{_EPYC}/ratio/ratio.json"], "",
         named("codec", same("int8", "int4", *(f"adaptive:bits={bits}" for bits in (4, 2, 1)))),
-        [("bits sent", "{bits:.2f}", {"source": "mlp"}), *by("{error:.2g}", "source", _SOURCES)],
+        _ERRORS,
     ),
     "precision-of-means": Table(
         [f"{_EPYC}/ratio/ratio.json"], " | workers",
         [(f"{codec} | {workers}", {"codec": codec, "workers": workers})
          for codec in ("adaptive:bits=3", "int4", "adaptive:bits=4", "adaptive:bits=5", "int8")
          for workers in (4, 8)],
-        [("bits sent", "{bits:.2f}", {"source": "mlp"}), *by("{error:.2g}", "source", _SOURCES)],
+        _ERRORS,
     ),
     "rates-by-method": Table(
         [f"{_EPYC}/accuracy/{name}/accuracy.json"
@@ -572,14 +467,14 @@ TABLES: Mapping[str, Callable[[], str]] = {
     ),
 }  # fmt: skip
 
+# Figures of sentences, from the rows of a table.
 
-def filled(text: str, tables: Mapping[str, Callable[[], str]] = TABLES) -> str:
-    """A page with its tables made anew."""
+_DRIFT = "{drift_percent:+.2f} ± {standard_error:.2f} %"
 
-    def table(match: re.Match[str]) -> str:
-        return f"{match[1]}\n{tables[match[2]]()}\n\n{match[3]}"
-
-    return BLOCK.sub(table, text)
+MADE: Mapping[str, Callable[[], str]] = TABLES | {
+    f"drift of {method}": TABLES["drift"].figure(_DRIFT, task="gpt AdamW", method=method)
+    for method in ("int4", "int4 after int8", "adaptive 2", "adaptive 2 after int8")
+}
 
 
 def main() -> int:
@@ -589,7 +484,7 @@ def main() -> int:
     for page in PAGES:
         path = harness.ROOT / page
         text = path.read_text()
-        if (new := filled(text)) != text:
+        if (new := filled(text, MADE)) != text:
             differ += 1
             print(f"{page}: {'differs from bench/results/' if check else 'written'}")
             if not check:

@@ -204,14 +204,22 @@ def peers(given: argparse.Namespace) -> list[harness.Row]:
 
 
 def main() -> int:
-    parser = harness.lab_parser("bench.sites", __doc__)
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--link", default="100mbit")
+    parser.add_argument("--delay_ms", type=float, default=20.0, help="one way")
     parser.add_argument("--members", type=int, default=2)
     parser.add_argument("--megaparameters", type=float, default=5.0)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--out", type=Path, default=Path("build/sites.json"))
     given = parser.parse_args()
     if harness.is_rank():
         return harness.be_rank(lambda: measure(int(given.megaparameters * 1e6), given.rounds))
-    rows = harness.run_in_lab(given, given.members, 540, "bench.sites") + peers(given)
+    if given.link != lab.LOOPBACK and (refusal := lab.can_shape()):
+        print(f"skipped: {refusal}", file=sys.stderr)
+        return lab.SKIPPED
+    with lab.open_lab(given.members, given.link, delay_ms=given.delay_ms) as place:
+        rows = harness.run_ranks(place, sys.argv[1:], 540, "bench.sites")
+    rows += peers(given)
     base = next((row["seconds"] for row in rows if row["subject"] == "torchft fp32"), None)
     for row in rows:
         if base:

@@ -1,6 +1,6 @@
-"""The parameter server: against an allreduce, its orders, with unequal workers, and under kills.
+"""The parameter server: against an allreduce, its orders, and with unequal workers.
 
-    python -m bench store [--parts formula,order,stragglers,kills,simulated] [--seconds 20]
+    python -m bench store [--parts formula,order,stragglers,simulated] [--seconds 20]
                           [--out FILE]
 
 formula     one exchange of 4 Mi elements by the store, over one by thinwire's own allreduce with
@@ -12,8 +12,6 @@ order       steps of int4 under P3, under fifo, and as MXNet has it (whole keys,
             fp32 under fifo.
 stragglers  updates a second of all workers, with one of four at half speed, and with one step in
             ten that takes four times as long.
-kills       members that are killed (SIGKILL): the time to the others' errors, the others' rate, and
-            a server that is started again with its journal.
 simulated   the steps of `order` and the updates of `stragglers`, by schedule/sim/store.h, which
             runs the store's own rules on a virtual clock: links have their bytes and a latency, and
             nothing else takes time. With the least that any order of the same bytes could take.
@@ -39,11 +37,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bench import harness, lab, store_kills
+from bench import harness, lab
 from bench.harness import Row, Turn
-from bench.store_kills import MODES, SMALL, TIMEOUT_S
 
 CODECS = ("fp32", "int4")
+MODES = {"sync": "dist_sync", "ssp": "dist_ssp:staleness=2", "async": "dist_async"}
+TIMEOUT_S = 60.0  # of meeting and of each wait
 
 # Sizes and links of the part "formula".
 ELEMENTS, KEYS = 4 << 20, 4
@@ -68,6 +67,7 @@ ORDER_SUBJECTS = (("fifo", "int4"), ("mxnet", "int4"), ("p3", "int4"), ("fifo", 
 ORDER_TURN = 8  # steps, of whose last exchange the turn waits for the end
 
 # The part "stragglers".
+SMALL = 100_000  # elements of the model
 STEP_S = 0.04
 STRAGGLER_WORKERS, STRAGGLER_TURN = 4, 40
 HALF, SPIKES = "one of four at half speed", "one step in ten takes 4 times as long"
@@ -389,7 +389,7 @@ PARTS = {
     ),
     "stragglers": Part([Spec(mode, "int4") for mode in MODES.values()], straggler_rows),
 }
-ALL = (*PARTS, "kills", "simulated")
+ALL = (*PARTS, "simulated")
 
 
 def rank(arguments: argparse.Namespace) -> int:
@@ -430,10 +430,8 @@ def run(arguments: argparse.Namespace) -> list[Row]:
         elif part == "stragglers":
             links = [lab.LOOPBACK] * (STRAGGLER_WORKERS + 1)
             rows = in_lab(arguments, part, STRAGGLER_WORKERS, 1, links)
-        elif part == "simulated":
-            rows = [*simulated_orders(), *simulated_stragglers()]
         else:
-            rows = list(store_kills.rows(arguments.kills))
+            rows = [*simulated_orders(), *simulated_stragglers()]
         print(harness.table(rows) + "\n", flush=True)
         found += [{"part": part} | row for row in rows]
     return found

@@ -49,11 +49,8 @@ def main() -> int:
     exact = {cell.task.name: cell for cell in cells if cell.method == "fp32"}
     found = (drift_of(results, cell, exact[cell.task.name]) for cell in cells)
     rows = [row for row in found if row and row["method"] != "fp32"]
-    result = harness.write(arguments.out / "drift.json", rows)
-    text = harness.table(rows)
-    head = f"# Drift over {arguments.steps} steps\n\n{harness.headline(result)}\n\n"
-    (arguments.out / "drift.md").write_text(f"{head}{text}\n")
-    print(text)
+    title = f"Drift over {arguments.steps} steps"
+    harness.report(arguments.out, "drift", title, rows, harness.table(rows))
     return 0
 
 

@@ -106,7 +106,6 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("build/ratio"))
     parser.add_argument("--tasks", default=",".join(SOURCES))
     arguments = parser.parse_args()
-    arguments.out.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)
     samples = {name: gradients(TASKS[name]) for name in arguments.tasks.split(",")}
     torch.manual_seed(2)
@@ -121,11 +120,7 @@ def main() -> int:
             row = _row(source, codec, [measure_allreduce(codec, f[:workers]) for f in taken])
             allreduces.append(row | {"workers": workers})
     text = f"{table(rows)}\n\n## Means after both hops\n\n{table(allreduces)}"
-    rows += allreduces
-    result = harness.write(arguments.out / "ratio.json", rows)
-    head = f"# Bytes and errors\n\n{harness.headline(result)}\n\n"
-    (arguments.out / "ratio.md").write_text(f"{head}{text}\n")
-    print(text)
+    harness.report(arguments.out, "ratio", "Bytes and errors", rows + allreduces, text)
     return 0
 
 

@@ -95,15 +95,13 @@ def choices_table(choices: list[Row]) -> str:
     return harness.markdown(["task", "method", "accuracy by rate, %"], body)
 
 
-def write_report(folder: Path, rows: list[Row], choices: list[Row]) -> str:
-    """Writes all of it; returns the table. choices: scores of the rates that were tried."""
-    text = table(rows)
-    result = harness.write(folder / "accuracy.json", rows, choices=choices)
+def write_report(folder: Path, rows: list[Row], choices: list[Row]) -> None:
+    """Writes and prints all of it. choices: scores of the rates that were tried."""
     seeds = len({row["seed"] for row in rows})
-    (folder / "accuracy.md").write_text(
-        f"# Accuracy\n\n{harness.headline(result)}; {rows[0]['workers']} workers, up to {seeds} "
-        f"paired seeds\n\nMean ± standard error; fewer bytes than a ring allreduce of fp32.\n\n"
-        f"{text}\n\n{pooled(rows)}\n\n## Learning rates\n\nChosen on a validation split, with "
-        f"seeds of their own.\n\n{choices_table(choices)}\n"
+    text = (
+        f"{rows[0]['workers']} workers, up to {seeds} paired seeds. Mean ± standard error; fewer "
+        f"bytes than a ring allreduce of fp32.\n\n{table(rows)}\n\n{pooled(rows)}\n\n"
+        "## Learning rates\n\nChosen on a validation split, with seeds of their own.\n\n"
+        f"{choices_table(choices)}"
     )
-    return text
+    harness.report(folder, "accuracy", "Accuracy", rows, text, choices=choices)

@@ -315,7 +315,7 @@ def main() -> int:
         for cell in cells
         if (cell.task.name, cell.method) in with_rows and cell.choices
     ]
-    print(write_report(arguments.out, rows, chosen))
+    write_report(arguments.out, rows, chosen)
     return 0
 
 

@@ -4,12 +4,12 @@
 // have, makes them larger (see Settle).
 //
 //   sched_bench [--short] [--out FILE]
-#include <algorithm>
 #include <cstdio>
 #include <cstring>
 #include <string>
 #include <vector>
 
+#include "bench/times.h"
 #include "schedule/sim/simulator.h"
 
 namespace thinwire::sched {
@@ -141,11 +141,6 @@ Setting SettingOf(const Profile& profile, const Row& row) {
   return setting;
 }
 
-double Quantile(std::vector<double> values, double q) {
-  std::sort(values.begin(), values.end());
-  return values[static_cast<size_t>(q * static_cast<double>(values.size() - 1))];
-}
-
 // Announcements below a millisecond of latency, predictions from there on.
 double Chosen(const Row& row) { return row.latency_ms < 1.0 ? row.announced : row.predicted; }
 
@@ -248,8 +243,14 @@ int main(int argc, char** argv) {
   bool brief = false;
   const char* out = nullptr;
   for (int i = 1; i < argc; ++i) {
-    if (std::strcmp(argv[i], "--short") == 0) brief = true;
-    if (std::strcmp(argv[i], "--out") == 0 && i + 1 < argc) out = argv[++i];
+    if (std::strcmp(argv[i], "--short") == 0) {
+      brief = true;
+    } else if (std::strcmp(argv[i], "--out") == 0 && i + 1 < argc) {
+      out = argv[++i];
+    } else {
+      std::fprintf(stderr, "usage: sched_bench [--short] [--out FILE]\n");
+      return 2;
+    }
   }
   return thinwire::sched::Main(brief, out);
 }

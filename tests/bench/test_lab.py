@@ -204,4 +204,4 @@ def test_the_probe_sees_the_latency_of_a_far_link():
         ranks = [place.start(rank, command, stdout=subprocess.PIPE) for rank in range(2)]
         for rank in ranks:
             printed, _ = rank.communicate(timeout=HANG_S)
-            assert 0.019 < float(printed) < 0.04  # more where the machine is busy
+            assert 0.019 < float(printed) < 0.4  # far more than 0.02 where the machine is busy

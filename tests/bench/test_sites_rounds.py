@@ -1,20 +1,8 @@
-"""The arithmetic of the benchmarks of rounds between sites, and a short run."""
+"""A short run of the benchmark of rounds between sites."""
 
 import pytest
 
-from bench import harness, lab, sites_loss
-
-
-def test_losses_are_smoothed_over_the_last_looks(monkeypatch):
-    monkeypatch.setattr(sites_loss, "LOOKS", 4)
-    points = [(float(t), loss) for t, loss in enumerate([8.0, 4.0, 6.0, 2.0, 4.0])]
-    assert sites_loss.smoothed(points) == [
-        (0.0, 8.0),
-        (1.0, 6.0),
-        (2.0, 6.0),
-        (3.0, 5.0),
-        (4.0, 4.0),
-    ]
+from bench import harness, lab
 
 
 @pytest.mark.slow

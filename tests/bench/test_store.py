@@ -4,7 +4,7 @@ import argparse
 
 import pytest
 
-from bench import store, store_kills
+from bench import store
 
 
 @pytest.mark.parametrize(
@@ -97,9 +97,3 @@ def test_simulated_rows_keep_their_bounds_and_the_known_ratios():
     spikes = 4 - 3 * 0.9**4  # the mean of the slowest of four, of which one takes 1.3 in the mean
     assert over_sync[store.SPIKES, "async"] == pytest.approx(spikes / 1.3, abs=0.02)
     assert 1.45 < over_sync[store.SPIKES, "ssp"] < over_sync[store.SPIKES, "async"]
-
-
-def test_a_row_of_kills_has_the_slowest_of_a_hundred():
-    row = store_kills.summary("sync", "worker", 50, range(100, 0, -1), "ms")
-    assert (row["low"], row["median"], row["p99"], row["high"]) == (1, 50.5, 100, 100)
-    assert "| sync | worker | 50 |" in store_kills.harness.table([row])

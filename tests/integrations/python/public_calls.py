@@ -246,6 +246,9 @@ def other_methods() -> dict[str, Callable[[], Call]]:
             NamedResiduals().load_state_dict, {"saved": NamedResiduals().state_dict()},
         ),
         "State.load_state_dict": lambda: (State().load_state_dict, {"saved": State().state_dict()}),
+        "State.check_state_dict": lambda: (
+            State().check_state_dict, {"saved": State().state_dict()}
+        ),
         "State.take_momentum": lambda: (
             State(momentum=0.9).take_momentum,
             {"optimizer": sgd(linear()), "name_of": None},

@@ -303,3 +303,36 @@ def test_channels_last_is_an_order_of_memory_alone(adam):
     first = run(of_images, torch.contiguous_format, adam)[0]
     for ours, theirs in zip(run(of_images, torch.channels_last, adam)[0], first, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
+
+
+def of_images_through_a_file(rank: int, formats):
+    """The weights after two steps in the first memory format, and three from a checkpoint of them
+    in the second one."""
+    saved = None
+    for start, end, memory_format in zip((0, 2), (2, 5), formats, strict=True):
+        torch.manual_seed(7)
+        model = torch.nn.Conv2d(3, 8, 3)
+        if saved is not None:
+            model.load_state_dict(saved[0])
+        model.to(memory_format=memory_format)
+        ddp = DistributedDataParallel(model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+        state = tw.compress(ddp, "topk:density=0.5", optimizer=optimizer, min_bytes=0)
+        if saved is not None:
+            state.load_state_dict(saved[1])
+        for number in range(start, end):
+            optimizer.zero_grad()
+            x = data(number, rank, 3 * 6 * 6).view(-1, 3, 6, 6)
+            ddp(x).square().mean().backward()
+            optimizer.step()
+        saved = model.state_dict(), state.state_dict()
+        state.close()
+    return saved[0]["weight"].contiguous(), saved[1]["residuals"]["weight"]["momentum"]
+
+
+def test_a_checkpoint_does_not_depend_on_memory_formats():
+    last, plain = torch.channels_last, torch.contiguous_format
+    expected = run(of_images_through_a_file, (plain, plain))
+    for formats in ((last, last), (last, plain), (plain, last)):
+        for ours, theirs in zip(run(of_images_through_a_file, formats), expected, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)

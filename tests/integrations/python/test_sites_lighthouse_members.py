@@ -12,6 +12,7 @@ from queue import Queue
 from types import ModuleType, SimpleNamespace
 
 import pytest
+from ranks import reserved_port
 from thinwire import config, errors
 from thinwire.torch import sites
 from thinwire.torch.sites import lighthouse_members
@@ -48,22 +49,23 @@ class FakeLighthouse:
 
 def lighthouse_meeting(monkeypatch, other_names: str, misses: int, talk, **options) -> list:
     """Members b and c, and others that asked and do no more: what talk(members, server) made."""
-    server = socket.create_server(("127.0.0.1", 0))
-    place = f"127.0.0.1:{server.getsockname()[1]}"
-    others = [
-        SimpleNamespace(replica_id=f"{name}:1", address=place, store_address=place, data={})
-        for name in other_names
-    ]
-    fake = FakeLighthouse(others, misses)
-    monkeypatch.setitem(sys.modules, "torchft", ModuleType("torchft"))
-    monkeypatch.setitem(sys.modules, "torchft.coordination", fake)
-    options = {"timeout_s": 20, **options}
-    members = [sites.join("http://127.0.0.1:9", name, **options) for name in "bc"]
-    with ThreadPoolExecutor() as threads:
-        found = list(threads.map(lambda one: talk(one, server), members, timeout=50))
-        list(threads.map(lambda one: one.close(), members))
-    server.close()
-    return found
+    with reserved_port() as port:  # nobody else answers there after the server has closed
+        server = socket.create_server(("127.0.0.1", port))
+        place = f"127.0.0.1:{port}"
+        others = [
+            SimpleNamespace(replica_id=f"{name}:1", address=place, store_address=place, data={})
+            for name in other_names
+        ]
+        fake = FakeLighthouse(others, misses)
+        monkeypatch.setitem(sys.modules, "torchft", ModuleType("torchft"))
+        monkeypatch.setitem(sys.modules, "torchft.coordination", fake)
+        options = {"timeout_s": 20, **options}
+        members = [sites.join("http://127.0.0.1:9", name, **options) for name in "bc"]
+        with ThreadPoolExecutor() as threads:
+            found = list(threads.map(lambda one: talk(one, server), members, timeout=50))
+            list(threads.map(lambda one: one.close(), members))
+        server.close()
+        return found
 
 
 @pytest.mark.parametrize("dead_name", ["a", "d"])  # the first one's store is where all connect

@@ -89,6 +89,11 @@ class Layout:
 
     def __init__(self, names: Mapping[torch.Tensor, str] | None) -> None:
         self._names: dict[torch.Tensor, str] = dict(names or {})
+        self._reordered = {
+            name: parameter
+            for parameter, name in self._names.items()
+            if _order(parameter) != list(range(parameter.dim()))
+        }
         self.step = StepBuckets(self._names)
         self._known: dict[int, tuple[list[object], Bucket]] = {}  # by the bucket's number
         self._changed = False  # whether a bucket of this step is new
@@ -99,6 +104,20 @@ class Layout:
     def parameters(self) -> list[torch.Tensor]:
         """Those that have a name so far."""
         return list(self._names)
+
+    def saved(self, name: str, flat: torch.Tensor) -> torch.Tensor:
+        """The elements of a parameter as they lie in DDP's bucket, in the order of their indices:
+        a checkpoint does not depend on memory formats. A parameter that was not among the given
+        names is not known when a checkpoint is loaded, so its elements stay as they lie."""
+        parameter = self._reordered.get(name)
+        return flat if parameter is None else in_shape(parameter, flat).flatten()
+
+    def loaded(self, name: str, flat: torch.Tensor) -> torch.Tensor:
+        """The inverse of saved()."""
+        parameter = self._reordered.get(name)
+        return (
+            flat if parameter is None else in_bucket(parameter, flat.view_as(parameter)).flatten()
+        )
 
     def describe(self, bucket: dist.GradBucket) -> str:
         """The bucket with its first and last parameter, for messages."""

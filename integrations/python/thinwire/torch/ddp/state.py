@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,7 +18,7 @@ from thinwire.errors import warn
 from thinwire.torch import agree, private, tensors
 from thinwire.torch.ddp.adam import OneBitAdam, is_adam
 from thinwire.torch.ddp.layout import Layout, in_bucket, in_shape
-from thinwire.torch.exchange.checkpoint import with_momentum
+from thinwire.torch.exchange.checkpoint import Memory, Residuals, with_momentum
 from thinwire.torch.exchange.gradient_exchange import GradientExchange
 from thinwire.torch.exchange.recovery import Recovery
 from thinwire.torch.exchange.rules import Codec, Structure
@@ -273,6 +273,29 @@ class State(GradientExchange):
         ]
 
     # Checkpoints and recovery.
+
+    def state_dict(self) -> dict[str, Any]:
+        """As that of GradientExchange. Elements are in the order of their indices, whatever the
+        parameters' memory format, if the state was given their names, as compress() does."""
+        saved = super().state_dict()
+        saved["residuals"] = {
+            name: {kind: self._layout.saved(name, flat) for kind, flat in memory.items()}
+            for name, memory in saved["residuals"].items()
+        }
+        return saved
+
+    def check_state_dict(
+        self, saved: Mapping[str, Any] | Sequence[Mapping[str, Any]]
+    ) -> tuple[Residuals, int]:
+        """Return the residuals and steps that load_state_dict() would take. Raises as that does."""
+        residuals, steps = super().check_state_dict(saved)
+        laid_out = {
+            name: Memory(
+                *(None if flat is None else self._layout.loaded(name, flat) for flat in memory)
+            )
+            for name, memory in residuals.items()
+        }
+        return laid_out, steps
 
     def recover(
         self,
