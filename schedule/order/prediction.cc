@@ -142,6 +142,9 @@ double ChunkLength(const ExpectedTensor& tensor) { return tensor.length_s / tens
 std::vector<ChunkOfStep> PredictOrder(std::span<const ExpectedTensor> tensors, Policy policy,
                                       const ExpectedLink& link, double backlog_s) {
   const std::vector<uint32_t> by_ready = ByReady(tensors);
+  const std::vector<uint32_t> by_done = SortedBy(tensors.size(), [&](uint32_t a, uint32_t b) {
+    return tensors[a].done_s < tensors[b].done_s;
+  });
   const auto later = [&](uint32_t a, uint32_t b) {
     return RankOf(tensors[a], a, policy) > RankOf(tensors[b], b, policy);
   };
@@ -150,11 +153,17 @@ std::vector<ChunkOfStep> PredictOrder(std::span<const ExpectedTensor> tensors, P
   std::vector<ChunkOfStep> order;
   LinkRun run(link);
   double now = 0.0;
-  size_t next = 0;
+  size_t next = 0, over = 0;
+  // When the next tensor may come; never before all are sent that were done when it was ready.
+  // These were ready before it, so they are among `ready`.
+  const auto comes = [&] {
+    if (next == by_ready.size()) return kNever;
+    while (over < by_done.size() && sent[by_done[over]] == tensors[by_done[over]].chunks) ++over;
+    const double ready_s = tensors[by_ready[next]].ready_s;
+    return over < by_done.size() && tensors[by_done[over]].done_s < ready_s ? kNever : ready_s;
+  };
   while (next < by_ready.size() || !ready.empty()) {
-    while (next < by_ready.size() && tensors[by_ready[next]].ready_s <= now) {
-      ready.push(by_ready[next++]);
-    }
+    while (comes() <= now) ready.push(by_ready[next++]);
     run.Advance(now, [](uint32_t, double) {});
     if (!ready.empty() && run.free_at() <= now + backlog_s) {
       const uint32_t first = ready.top();
@@ -165,7 +174,7 @@ std::vector<ChunkOfStep> PredictOrder(std::span<const ExpectedTensor> tensors, P
     }
     double then = run.next();
     if (!ready.empty()) then = std::min(then, run.free_at() - backlog_s);
-    if (next < by_ready.size()) then = std::min(then, tensors[by_ready[next]].ready_s);
+    then = std::min(then, comes());
     now = std::max(then, std::nextafter(now, kNever));  // whatever the rounding
   }
   return order;
@@ -281,6 +290,11 @@ void Prediction::OnReady(uint64_t id, double now) {
   if (tensor != nullptr && tensor->ready < 0.0) tensor->ready = now;
 }
 
+void Prediction::OnDone(uint64_t id, double now) {
+  OnReady(id, now);
+  if (Tensor* const tensor = Find(id)) tensor->done = now;
+}
+
 void Prediction::OnChunkDone(double started, double now, size_t bytes) {
   step_chunk_s_ = std::min(step_chunk_s_, now - started);
   const double since = started - (now - started);
@@ -337,8 +351,8 @@ Prediction::NextStep Prediction::Next() {
     if (calls[tensor.report.key] > 1) continue;
     if (tensor.report.op == kDividedByCaller) continue;  // the next call's divisor is not known
     const double length = seconds_per_element * static_cast<double>(tensor.report.numel);
-    expected.push_back(
-        {tensor.ready - ended_.begin, length, tensor.report.priority, tensor.report.chunks});
+    expected.push_back({tensor.ready - ended_.begin, length, tensor.report.priority,
+                        tensor.report.chunks, waits_ ? tensor.done - ended_.begin : kNever});
     Report next = tensor.report;
     ++next.call;
     step.tensors.push_back(next);

@@ -32,6 +32,9 @@ struct ExpectedTensor {
   double length_s = 0.0;  // that its bytes take on the link, all hops together
   int priority = 0;
   uint32_t chunks = 1;
+  // On rank 0, since the step began, if a caller may wait for it before it submits what is ready
+  // later.
+  double done_s = std::numeric_limits<double>::infinity();
 };
 
 struct ExpectedLink {
@@ -46,7 +49,9 @@ struct ChunkOfStep {
 };
 
 // Every chunk once; ties go to the earlier tensor. A chunk starts when at most `backlog_s` of bytes
-// are queued at the link, and finishes what it has begun.
+// are queued at the link, and finishes what it has begun. All chunks of a tensor come before those
+// of one that was ready only when it was done, whatever the model says: a program that waits for
+// the one before it submits the other never submits a chunk ahead of what it waits for.
 std::vector<ChunkOfStep> PredictOrder(std::span<const ExpectedTensor> tensors, Policy policy,
                                       const ExpectedLink& link, double backlog_s);
 
@@ -81,6 +86,11 @@ class Prediction {
   void OnSubmitted(const Report& report, double now);
   // All ranks have it. More than once changes nothing.
   void OnReady(uint64_t id, double now);
+  // It is done on rank 0. The last rank's report may be slower than its bytes, so all have it.
+  void OnDone(uint64_t id, double now);
+  // Callers may wait for a tensor before they submit another: what was done before another was
+  // ready stays ahead of it from now on.
+  void ExpectWaits() { waits_ = true; }
   // Rank 0 has submitted all of the step. The next one will have the same tensors.
   void EndStep(double now);
   // Rank 0 has submitted all of the step, and the next one may be another: nothing follows from it,
@@ -113,9 +123,12 @@ class Prediction {
   double chunk_s() const { return chunk_s_; }
 
  private:
+  static constexpr double kNever = std::numeric_limits<double>::infinity();
+
   struct Tensor {
     Report report;
     double ready = -1.0;
+    double done = kNever;
   };
   struct Step {
     double begin = 0.0;
@@ -127,14 +140,13 @@ class Prediction {
   void Begin(double now);
   void ForgetBefore(double time);
 
-  static constexpr double kNever = std::numeric_limits<double>::infinity();
-
   const Policy policy_;
   const double chunk_bytes_;  // of fp32 input, as all bytes here
   const double lanes_bytes_;  // of chunks on all lanes
   ExpectedLink link_;
   Step ended_, current_;
   bool waiting_ = false;  // for ended_ to be ready everywhere
+  bool waits_ = false;    // callers may
   // Bytes done until a time: of the step, and of the one before.
   struct Delivered {
     double when;

@@ -50,7 +50,11 @@ Sequencer::Sequencer(const Membership& members, const Options& options, Matching
       tree_(members, options.control_tree_from),
       roll_(members.rank == 0 ? members.size : 1, kPause * Seconds(options.timeout),
             AnswerPatience(Seconds(options.timeout))),
-      options_(options) {}
+      options_(options) {
+  // Nothing is withdrawn there, so no order may contradict a program. Elsewhere one that nobody
+  // waits against is better: what is not urgent may fill all of the window if it overtakes nothing.
+  if (leader_ != nullptr && matching_ == Matching::kByOrder) prediction_->ExpectWaits();
+}
 
 void Sequencer::Begin(double now) {
   for (int peer = 1; leader_ != nullptr && peer < members_.size; ++peer) {
@@ -169,8 +173,10 @@ void Sequencer::OnReports(std::span<const int> ranks, const Report& report, doub
   }
   if (ranks.front() == 0) prediction_->OnSubmitted(report, now);
   if (leader_->AllHave(report.id())) {
+    if (leader_->Expects(report.id())) moved_ = now;
     prediction_->OnReady(report.id(), now);
     if (matching_ == Matching::kByTag) leader_->WithdrawBefore(report.id(), &withdrawing_);
+    if (distrusts_) leader_->WithdrawReady(book_, &withdrawing_, &announcing_);
     Withdraw();
   }
   Announce();
@@ -178,11 +184,11 @@ void Sequencer::OnReports(std::span<const int> ranks, const Report& report, doub
 }
 
 void Sequencer::Announce() {
-  announcing_.clear();
   leader_->Next(&announcing_);
   if (announcing_.empty()) return;
   starts_.Append(announcing_);
   PassOn(announcing_);
+  announcing_.clear();
 }
 
 void Sequencer::PassOn(const std::vector<Announcement>& announcements) {
@@ -222,6 +228,7 @@ void Sequencer::Predict() {
   std::erase_if(step.chunks,
                 [this](const PredictedChunk& chunk) { return !leader_->Expects(chunk.id); });
   if (step.chunks.empty()) return;
+  distrusts_ = false;
   starts_.Append(step.chunks);
   PassOn(step.chunks);
 }
@@ -283,22 +290,23 @@ void Sequencer::OnOrder(int from, const OrderMessage& message) {
 }
 
 void Sequencer::OnHopDone(const StartChunk& chunk, double now) {
+  moved_ = now;
   starts_.OnHopDone(chunk);
   starts_.Start(now);
 }
 
 void Sequencer::OnChunkDone(const StartChunk& chunk, bool last, double now) {
   starts_.OnDone(chunk);
+  if (chunk.predicted) moved_ = now;
   if (leader_ != nullptr) {
     const OwnTensor* const own = book_.Find(members_.rank, chunk.id);
     const size_t bytes = own == nullptr ? 0 : ChunkBytes(*own->report);
     prediction_->OnChunkDone(chunk.started_s, now, bytes);
-    // The last rank's report may be slower than its bytes.
-    if (last) prediction_->OnReady(chunk.id, now);
+    if (last) prediction_->OnDone(chunk.id, now);
   }
   if (last) book_.Erase(members_.rank, chunk.id);
   if (leader_ != nullptr) {
-    leader_->OnChunkDone(chunk.id);
+    leader_->OnChunkDone(chunk.id, chunk.predicted);
     Announce();
     Predict();
   }
@@ -318,7 +326,17 @@ void Sequencer::CallRoll(double now) {
 
 void Sequencer::OnClock(double now) {
   FindOverdue(now);
-  if (leader_ != nullptr) JudgeOverdue(now);
+  if (leader_ == nullptr) return;
+  JudgeOverdue(now);
+  if (matching_ == Matching::kByOrder) return;
+  if (now < moved_ + AnswerPatience(Seconds(options_.timeout))) return;
+  leader_->WithdrawReady(book_, &withdrawing_, &announcing_);
+  if (withdrawing_.empty()) return;
+  distrusts_ = true;
+  prediction_->ExpectWaits();
+  Withdraw();
+  Announce();
+  starts_.Start(now);
 }
 
 void Sequencer::JudgeOverdue(double now) {
@@ -399,9 +417,9 @@ absl::Status Leader::OnReport(int rank, const Report& report) {
   if (tensor.reported[rank]) return absl::OkStatus();
   tensor.reported[rank] = true;
   if (tensor.reports == 0) tensor.submitted = ++clock_;
-  if (++tensor.reports == world_ && !tensor.first.direct && tensor.predicted == 0) {
+  if (++tensor.reports == world_ && !tensor.first.direct) {
     tensor.complete = ++clock_;
-    ready_.push_back(report.id());
+    if (tensor.predicted == 0) ready_.push_back(report.id());
   }
   return absl::OkStatus();
 }
@@ -453,6 +471,20 @@ void Leader::Withdraw(uint64_t before, std::vector<Withdrawal>* withdrawn) {
   }
 }
 
+void Leader::WithdrawReady(TensorBook& book, std::vector<Withdrawal>* withdrawn,
+                           std::vector<Announcement>* order) {
+  tensors_.ForEach([&](uint64_t id, Tensor& tensor) {
+    if (tensor.predicted == 0 || tensor.reports < world_) return;
+    withdrawn->push_back({id, tensor.first.chunks});
+    tensor.predicted = 0;
+    const uint32_t started = book.Find(0, id)->started;
+    for (tensor.announced = 0; tensor.announced < started; ++tensor.announced) {
+      order->push_back({id, tensor.announced, 1});
+    }
+    if (started < tensor.first.chunks) ready_.push_back(id);
+  });
+}
+
 bool Leader::AllHave(uint64_t id) const {
   const Tensor* const tensor = tensors_.Find(id);
   return tensor != nullptr && tensor->reports == world_;
@@ -500,10 +532,10 @@ void Leader::OnOverdue(uint64_t id, double now) {
   overdue_.push_back({id, now});
 }
 
-void Leader::OnChunkDone(uint64_t id) {
+void Leader::OnChunkDone(uint64_t id, bool predicted) {
   Tensor* const tensor = tensors_.Find(id);
   if (tensor == nullptr) return;
-  if (tensor->predicted == 0) unfinished_bytes_ -= ChunkBytes(tensor->first);
+  if (!predicted) unfinished_bytes_ -= ChunkBytes(tensor->first);
   if (++tensor->done == tensor->first.chunks) tensors_.Erase(id);
 }
 

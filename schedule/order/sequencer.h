@@ -77,6 +77,10 @@ class Leader {
   void WithdrawBefore(uint64_t id, std::vector<Withdrawal>* withdrawn);
   // So of all predicted tensors that rank 0 has not reported: its step is over.
   void WithdrawAll(std::vector<Withdrawal>* withdrawn);
+  // So of all predicted tensors that all ranks have, whose chunks are announced. Those chunks that
+  // rank 0 has started, as `book` says, are appended to `order`: they need no room in the window.
+  void WithdrawReady(TensorBook& book, std::vector<Withdrawal>* withdrawn,
+                     std::vector<Announcement>* order);
   // True if all ranks have reported it.
   bool AllHave(uint64_t id) const;
 
@@ -89,8 +93,9 @@ class Leader {
   void OnSubmitted(const Report& report);
   // True if that was said of the tensor.
   bool WasSubmitted(const Report& report) const;
-  // A chunk is finished on the leader's own rank, which frees its part of the window.
-  void OnChunkDone(uint64_t id);
+  // A chunk is finished on the leader's own rank, which frees its part of the window if it started
+  // as an announced one.
+  void OnChunkDone(uint64_t id, bool predicted);
   // A direct tensor is finished; nothing more is to be known of it.
   void Forget(uint64_t id) { tensors_.Erase(id); }
 
@@ -313,12 +318,16 @@ class Sequencer {
   void OnDirectDone(uint64_t id);
   // This rank has submitted all of a step, and the next step will have the same tensors. Rank 0's
   // call counts. Predicted tensors that rank 0 left out are withdrawn; with Matching::kByOrder one
-  // fails the group, since all chunks behind it wait for it.
+  // fails the group, since all chunks behind it wait for it. There the next step must also wait for
+  // the same tensors before it submits the same others, since nothing else is known to be live.
   void EndStep(double now);
   // This rank has submitted all of a step, and the next step may be another. Rank 0's call counts.
   // Predicted tensors that rank 0 left out are withdrawn, with Matching::kByTag.
   void ForgetStep(double now);
-  // Some time has passed: finds what is late, overdue, or never answered.
+  // Some time has passed: finds what is late, overdue, or never answered. If no predicted chunk has
+  // moved on rank 0 for AnswerPatience(timeout), though all ranks have a tensor of them, rank 0
+  // withdraws all that all ranks have, and the others of the step once all ranks have them; not
+  // with Matching::kByOrder.
   void OnClock(double now);
 
   // Actions to be done, in order. Whoever takes them does all of them.
@@ -362,6 +371,8 @@ class Sequencer {
   const Options options_;
   std::vector<Announcement> announcing_;
   std::vector<Withdrawal> withdrawing_;
+  double moved_ = 0.0;  // when a hop of a predicted chunk ended, or all ranks had one more tensor
+  bool distrusts_ = false;  // rank 0's: the step stood still in its predicted order
 };
 
 }  // namespace thinwire

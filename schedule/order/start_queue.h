@@ -19,13 +19,14 @@
 // window. All of it would fill, while a backward pass goes on, with what is ready and not urgent,
 // and then hold what is urgent; none of it would leave the link idle behind a tensor that is late.
 //
-// A predicted tensor that rank 0's step lacks is withdrawn, or its chunks would be held for ever.
-// All ranks hear of it between the same orders. A rank that has it already, since it is a step
-// ahead, may have started chunks of it. These go on, and are the same exchanges as those that rank
-// 0 announces once all ranks have the tensor: so this rank passes over their announcements, and the
-// others start them. Until then they wait for peers that may wait for the predicted order. So they
-// are no part of it any more: their lanes do not count, and the oldest chunk, which starts in any
-// case, is the oldest of the others.
+// A predicted tensor that rank 0's step lacks is withdrawn, or its chunks would be held for ever;
+// and so is one that all ranks have, where a rank waits for it and has yet to submit what stands
+// before it. All ranks hear of it between the same orders. A rank that has it already, since it is
+// a step ahead, may have started chunks of it. These go on, and are the same exchanges as those
+// that rank 0 announces once all ranks have the tensor: so this rank passes over their
+// announcements, and the others start them. Until then they wait for peers that may wait for the
+// predicted order. So they are no part of it any more: their lanes do not count, and the oldest
+// chunk, which starts in any case, is the oldest of the others.
 #ifndef THINWIRE_SCHEDULE_ORDER_START_QUEUE_H_
 #define THINWIRE_SCHEDULE_ORDER_START_QUEUE_H_
 

@@ -68,7 +68,7 @@ TEST(Leader, AChunkThatWaitsForAFollowerGetsOneHoweverLarge) {
   urgent.priority = -1;
   EXPECT_TRUE(leader.OnReport(0, urgent).ok());
   EXPECT_TRUE(Next(leader).empty());
-  leader.OnChunkDone(Of(1).id());
+  leader.OnChunkDone(Of(1).id(), false);
   const std::vector<Announcement> third = Next(leader);
   ASSERT_EQ(third.size(), 1u);
   EXPECT_EQ(third[0].id, urgent.id());
@@ -87,7 +87,7 @@ TEST(Leader, P3GoesByPriorityAndOvertakesAtChunkBorders) {
   uint64_t running = late.id();
   for (const uint64_t next : {early.id(), same.id(), late.id(), late.id(), late.id()}) {
     EXPECT_TRUE(Next(leader).empty());
-    leader.OnChunkDone(running);
+    leader.OnChunkDone(running, false);
     const std::vector<Announcement> order = Next(leader);
     ASSERT_EQ(order.size(), 1u);
     ASSERT_EQ(order[0].id, next);
@@ -99,7 +99,7 @@ TEST(Leader, KeepsTheWindowAndAlwaysOneChunk) {
   Leader leader(1, Policy::kFifo, 2 * 4096);
   EXPECT_TRUE(leader.OnReport(0, Of(1, 4 * 1024, 4)).ok());
   EXPECT_EQ(Next(leader).size(), 2u);
-  leader.OnChunkDone(Of(1).id());
+  leader.OnChunkDone(Of(1).id(), false);
   EXPECT_EQ(Next(leader).size(), 1u);
   Leader narrow(1, Policy::kFifo, 1);
   EXPECT_TRUE(narrow.OnReport(0, Of(1)).ok());
@@ -160,7 +160,7 @@ TEST(Leader, DrainsWhatNothingSurelyFollows) {
   ASSERT_EQ(order.size(), 2u);
   EXPECT_EQ(order[0].drain, 0u);
   EXPECT_EQ(order[1].drain, 0u);
-  leader.OnChunkDone(Of(1).id());
+  leader.OnChunkDone(Of(1).id(), false);
   order = Next(leader);
   ASSERT_EQ(order.size(), 1u);
   EXPECT_EQ(order[0].drain, 1u);

@@ -19,6 +19,10 @@
    announced, and those that have not started it do so. Its exchange may be over on a rank that has
    not heard that it was withdrawn.
 
+   A program may wait: a rank submits an urgent chunk, which the prediction has first, when another one is
+   done. Once all ranks have submitted that other one, rank 0 may withdraw it at any time, also if it has started.
+   (The sequencer does so after a while in which nothing moves.)
+
    A chunk may never be submitted on one rank or on all, or a rank may die: then a deadline passes
    (spin's `timeout`), and everybody must end with an error.
 
@@ -28,11 +32,12 @@
    everything before it in its order is done, the other order is done, and exactly the ranks that
    never submitted it have not started it: so the error can name them.
 
-   -DP=2..4 -DA=0..2 -DLANES=1  -DFAULT=0|1 (a chunk never comes)|2 (a rank dies)|3 (one is withdrawn)
+   -DP=2..4 -DA=0..2 -DLANES=1  -DFAULT=0|1 (a chunk never comes)|2 (a rank dies)|3 (one is withdrawn)|4 (ranks wait)
    Mistakes to be found: -DNO_OLDEST=1: the window counts for the oldest chunk as well
    -DLOCAL_ORDER=1: chunks are held that are submitted here, not the first of the predicted order
    -DSHARED_LANES=1: predicted chunks run on the lanes of announced ones
-   -DSTARTS_AGAIN=1: a rank starts a withdrawn chunk as it is announced, though it has started it */
+   -DSTARTS_AGAIN=1: a rank starts a withdrawn chunk as it is announced, though it has started it
+   -DNEVER_WITHDRAWS=1: rank 0 keeps to the prediction, whatever ranks wait for */
 
 #define N 3
 #define C (P + A)    /* predicted chunks come first, in their order */
@@ -44,6 +49,7 @@
 #define NEVER 1
 #define DIES 2
 #define WITHDRAWN 3
+#define WAITS 4
 #define NONE 9
 #define OFF 8         /* announces the withdrawn chunk */
 
@@ -60,6 +66,9 @@ byte dying = NONE;   /* this rank may die */
 bool dead, failed;
 byte off = NONE;     /* rank 0 may withdraw this chunk */
 bool withdrawn;
+bool in_window;      /* it is announced, and had not started on rank 0 before */
+byte urgent = NONE;  /* these ranks submit this chunk when `off` is done */
+byte waiting;        /* a bit for each */
 bool plan_sent;
 byte reports[C];     /* ranks that have submitted the chunk */
 byte started[C];     /* ranks that have started it */
@@ -77,11 +86,13 @@ hidden byte place, held, room; /* a scan's: no part of the state, since a scan i
 proctype Leader() {
   byte count = 0;
   do
-  :: (FAULT != WITHDRAWN && count == A) || failed || (dead && dying == 0) -> break
+  :: (off == NONE && count == A) || failed || (dead && dying == 0) -> break
   :: FAULT == WITHDRAWN && count == A + withdrawn && reports[off] == N -> break
+  :: FAULT == WAITS && count == A + withdrawn && done[off] == N -> break
   ANNOUNCE(P) ANNOUNCE(P + 1)
-  :: atomic { withdrawn && !announced[off] && reports[off] == N && unfinished < LANES ->
-       announced[off] = true; count++; unfinished++; order[0]!OFF; order[1]!OFF; order[2]!OFF }
+  :: atomic { withdrawn && !announced[off] && reports[off] == N && (unfinished < LANES || !in_window) ->
+       announced[off] = true; count++; unfinished = unfinished + in_window;
+       order[0]!OFF; order[1]!OFF; order[2]!OFF }
   od
 }
 
@@ -121,9 +132,18 @@ inline start_predicted() {
   od
 }
 
+#define IS_WAITING(c) (c == urgent && (waiting >> me) & 1 && state[off] != DONE)
+
 #define SUBMIT(c)                                                                     \
-  :: atomic { c < C && state[c] == ABSENT && !(c == missing && (everywhere || me == 2)) -> \
+  :: atomic { c < C && state[c] == ABSENT && !(c == missing && (everywhere || me == 2)) && !IS_WAITING(c) -> \
        state[c] = READY; reports[c]++; start_predicted() }
+
+/* This rank knows that the chunk is withdrawn. */
+inline leave_order() {
+  gone = true; ahead = state[off] > READY;
+  if :: state[off] == RUNNING || state[off] == SECOND -> running-- :: else -> skip fi;
+  start_predicted()
+}
 
 #define HOP_BYTES(c) (HAS_SECOND(c) -> SECOND_BYTES(c) : BYTES(c))
 #define IS_LAST_OVER(c)                                                               \
@@ -180,18 +200,18 @@ proctype Rank(byte me) {
   /* A free lane takes the next announced chunk. */
   :: atomic { lanes > 0 && nempty(order[me]) && !order[me]?[OFF] ->
        order[me]?c; assert(state[c] == READY); start(c); lanes--; c = 0 }
-  :: atomic { FAULT == WITHDRAWN && gone && (lanes > 0 || ahead) && order[me]?[OFF] ->
+  :: atomic { off != NONE && gone && (lanes > 0 || ahead) && order[me]?[OFF] ->
        order[me]?c; c = 0;
        if
        :: ahead && !STARTS_AGAIN -> skip
        :: else -> assert(state[off] == READY); start(off); lanes--
        fi }
   :: atomic { FAULT == WITHDRAWN && me == 0 && has_plan && !withdrawn && state[off] == ABSENT ->
-       withdrawn = true; gone = true; start_predicted() }
-  :: atomic { FAULT == WITHDRAWN && me != 0 && has_plan && withdrawn && !gone ->
-       gone = true; ahead = state[off] > READY;
-       if :: state[off] == RUNNING || state[off] == SECOND -> running-- :: else -> skip fi;
-       start_predicted() }
+       withdrawn = true; in_window = true; gone = true; start_predicted() }
+  :: atomic { FAULT == WAITS && !NEVER_WITHDRAWS && me == 0 && has_plan && !withdrawn &&
+              reports[off] == N && state[off] != DONE ->
+       withdrawn = true; in_window = state[off] == READY; leave_order() }
+  :: atomic { me != 0 && has_plan && withdrawn && !gone -> leave_order() }
   :: dying == me -> dead = true; break
   :: timeout -> atomic { deadline(); failed = true; break }
   od
@@ -205,6 +225,9 @@ init {
          select(missing : 0 .. (A == 0 -> P - 1 : P)); select(everywhere : 0 .. 1)
     :: FAULT == DIES -> select(dying : 0 .. 1) /* Ranks 1 and 2 are alike. */
     :: FAULT == WITHDRAWN -> select(off : 0 .. P - 1)
+    :: FAULT == WAITS ->
+         select(off : 1 .. P - 1); select(urgent : 0 .. P - 2); select(waiting : 1 .. 7);
+         if :: urgent >= off -> urgent = off - 1 :: else -> skip fi
     :: else -> skip
     fi;
     run Leader(); run Rank(0); run Rank(1); run Rank(2)

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <barrier>
 #include <chrono>
+#include <limits>
 #include <random>
 #include <thread>
 
@@ -131,6 +132,17 @@ TEST(PredictOrder, KnowsThatAChunksHopsLeaveTheLinkBetween) {
   };
   EXPECT_EQ(place({0.0, {1.0}}), 4);
   EXPECT_EQ(place({10.0, {0.5, 0.5}}), 8);
+}
+
+// The model takes the link for slower than it was: tensor 0 was done before tensor 1 was ready, as
+// where a caller waits for it. Tensor 2, as urgent, was ready before.
+TEST(PredictOrder, WhatWasDoneBeforeAnotherWasReadyStaysAhead) {
+  const std::vector<ExpectedTensor> tensors = {
+      {0.0, 8.0, 9, 8, 3.0}, {3.5, 1.0, 0, 1}, {2.5, 1.0, 0, 1}};
+  const std::vector<ChunkOfStep> order = PredictOrder(tensors, Policy::kP3, {0.0, {1.0}}, 0.0);
+  ASSERT_EQ(order.size(), 10u);
+  EXPECT_EQ(order.back(), (ChunkOfStep{1, 0}));
+  EXPECT_EQ(order[3], (ChunkOfStep{2, 0}));
 }
 
 // A chunk is half a second on the link and a second on its way, twice: one after the other, or all
@@ -272,10 +284,10 @@ TEST(Predicted, GivesTheSameBits) {
   }
 }
 
-// Steps that lack a tensor of more chunks than may be held. Each call waits for its mean, as under
-// FSDP2, or all calls of a step do. Ranks end their steps at times of their own, so a rank may have
-// begun what the others' step lacks.
-std::vector<std::vector<float>> TrainOfManySteps(Wire wire, const Options& options, bool waits,
+// Steps that lack a tensor of more chunks than may be held. From step `waits_from` on each call
+// waits for its mean, as under FSDP2; before it all calls of a step do. Ranks end their steps at
+// times of their own, so a rank may have begun what the others' step lacks.
+std::vector<std::vector<float>> TrainOfManySteps(Wire wire, const Options& options, int waits_from,
                                                  std::vector<uint64_t>* planned) {
   std::vector<std::vector<float>> results(3);
   RunRanks(wire, 3, options, [&](int rank, Engine& engine) {
@@ -294,7 +306,7 @@ std::vector<std::vector<float>> TrainOfManySteps(Wire wire, const Options& optio
             {.input = View(x), .output = View(x), .key = "t" + std::to_string(t), .priority = t});
         ASSERT_TRUE(work.ok()) << work.status();
         works.push_back(*work);
-        if (!waits) continue;
+        if (step < waits_from) continue;
         const absl::Status status = works.back()->Wait();
         ASSERT_TRUE(status.ok()) << status;
       }
@@ -314,13 +326,14 @@ std::vector<std::vector<float>> TrainOfManySteps(Wire wire, const Options& optio
 TEST(Predicted, ComesBackWhereStepsLackTensors) {
   for (const Wire wire : {Wire::kInProcess, Wire::kGloo}) {
     for (const bool waits : {true, false}) {
+      const int waits_from = waits ? 0 : std::numeric_limits<int>::max();
       Options announced = Planned("int4", Predict::kNever),
               ahead = Planned("int4", Predict::kAlways);
       // The first call is predicted first, since the others wait for it.
       if (waits) announced.policy = ahead.policy = Policy::kWfbp;
       std::vector<uint64_t> none, planned;
-      const auto expected = TrainOfManySteps(wire, announced, waits, &none);
-      const auto got = TrainOfManySteps(wire, ahead, waits, &planned);
+      const auto expected = TrainOfManySteps(wire, announced, waits_from, &none);
+      const auto got = TrainOfManySteps(wire, ahead, waits_from, &planned);
       for (int rank = 0; rank < 3; ++rank) EXPECT_TRUE(got[rank] == expected[0]) << rank;
       EXPECT_EQ(none.back(), 0u);
       for (size_t step = planned.size(); step-- > 1;) planned[step] -= planned[step - 1];
@@ -333,6 +346,18 @@ TEST(Predicted, ComesBackWhereStepsLackTensors) {
       // Tensor 5 has 6 of the 21 chunks, and tensor 4 has 5.
       EXPECT_EQ(planned, (std::vector<uint64_t>{0, 0, 21, 15, 0, 15, 15, 10, 0, 0, 0, 21, 21}));
     }
+  }
+}
+
+// The order of step 2 follows from step 1, in which no call waits: the last tensor is urgent and
+// comes first, and nobody submits it while the first one is not done. Later steps wait alike.
+TEST(Predicted, CallsThatWaitAgainstThePredictedOrderEnd) {
+  for (const Wire wire : {Wire::kInProcess, Wire::kGloo}) {
+    std::vector<uint64_t> none, planned;
+    const auto expected = TrainOfManySteps(wire, Planned("int4", Predict::kNever), 2, &none);
+    const auto got = TrainOfManySteps(wire, Planned("int4", Predict::kAlways), 2, &planned);
+    for (int rank = 0; rank < 3; ++rank) EXPECT_TRUE(got[rank] == expected[0]) << rank;
+    EXPECT_EQ(planned[12] - planned[11], 21u) << "all of the last step";
   }
 }
 

@@ -83,7 +83,7 @@ class Host {
   void Deliver(std::pair<int, int> pair) {
     const OrderMessage message = wires_[pair].front();
     wires_[pair].pop_front();
-    for (const Withdrawal& each : message.withdrawn) ranks_[pair.second]->withdrawn.insert(each.id);
+    NoteWithdrawn(pair.second, message);
     ranks_[pair.second]->sequencer.OnMessage(pair.first, message, now_);
     CarryOut(pair.second);
   }
@@ -149,6 +149,10 @@ class Host {
     int silent = 0;
   };
 
+  void NoteWithdrawn(int rank, const OrderMessage& message) {
+    for (const Withdrawal& each : message.withdrawn) ranks_[rank]->withdrawn.insert(each.id);
+  }
+
   void CarryOut(int rank) {
     Outbox outbox;
     std::swap(outbox, ranks_[rank]->sequencer.outbox());
@@ -158,7 +162,9 @@ class Host {
         ranks_[rank]->failure = action.reason;
         ranks_[rank]->silent = action.silent;
       }
-      for (int to = 0; action.kind == Action::Kind::kSend && to < world(); ++to) {
+      const bool sends = action.kind == Action::Kind::kSend;
+      if (sends) NoteWithdrawn(rank, action.message);
+      for (int to = 0; sends && to < world(); ++to) {
         if (to == rank || (action.to != kEveryone && action.to != to)) continue;
         wires_[{rank, to}].push_back(action.message);
       }

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <functional>
 #include <map>
+#include <numeric>
 #include <random>
 
 #include "tests/effort.h"
@@ -188,6 +189,82 @@ TEST(Sequencer, StepsThatLackPredictedTensorsRunEveryChunkOnce) {
   EXPECT_GT(announced, 0u);
 }
 
+// Before some calls of a step a rank waits until an earlier call of it is done. Where all have one
+// order they wait alike, and in all steps; elsewhere as it comes.
+TEST_P(SequencerTest, ProgramsThatWaitRunEveryChunkOnce) {
+  constexpr size_t kSteps = 4;
+  size_t predicted = 0, stood = 0;
+  for (int seed = 0; seed < Rounds(1000); ++seed) {
+    std::mt19937_64 random(seed);
+    Options options;
+    const bool groups = random() % 2 == 0;
+    const int world = groups ? 3 + random() % 6 : 2 + random() % 3;
+    if (groups) options.control_tree_from = 2;
+    options.lanes = 1 + random() % 8;
+    options.predicted_lanes = 1 + random() % 8;
+    options.policy = static_cast<Policy>(random() % 3);
+    options.predict = predict();
+    options.chunk_bytes = 4096;
+    Host host(world, options, matching());
+    const size_t tensors = 2 + random() % 4;
+    std::vector<uint32_t> chunks(tensors);
+    for (uint32_t& count : chunks) count = 1 + random() % 6;
+    const auto report = [&](size_t t, uint64_t step) {
+      return Of(t + 1, step, chunks[t], chunks[t] * 1024);
+    };
+    std::vector<size_t> order(tensors);
+    std::iota(order.begin(), order.end(), size_t{0});
+    std::shuffle(order.begin(), order.end(), random);
+    // By call: the place of the one that it waits for; its own if there is none.
+    std::vector<size_t> waits_for(tensors);
+    const auto draw = [&](std::vector<size_t>& waits) {
+      waits.resize(tensors);
+      for (size_t place = 0; place < tensors; ++place) {
+        waits[place] = random() % 2 == 0 ? place : random() % (place + 1);
+      }
+    };
+    draw(waits_for);
+    std::vector<std::vector<size_t>> waits(world, waits_for);
+    std::vector<size_t> step(world), place(world);
+    const auto submit = [&](int rank) {
+      host.Submit(rank, report(order[place[rank]], step[rank]));
+      if (++place[rank] < tensors) return;
+      host.EndStep(rank);
+      place[rank] = 0;
+      ++step[rank];
+      if (matching() == Matching::kByTag) draw(waits[rank]);
+    };
+    const auto may_submit = [&](int rank) {
+      if (step[rank] == kSteps) return false;
+      const size_t t = order[place[rank]], other = order[waits[rank][place[rank]]];
+      const bool is_over = other == t || !host.InFlight(rank, report(other, step[rank]).id());
+      return is_over && (step[rank] == 0 || !host.InFlight(rank, report(t, step[rank] - 1).id()));
+    };
+    for (int stood_here = 0; stood_here < 100;) {
+      std::vector<std::function<void()>> submissions;
+      for (int r = 0; r < world; ++r) {
+        if (may_submit(r)) submissions.push_back([&, r] { submit(r); });
+      }
+      if (RunOne(host, random, std::move(submissions))) continue;
+      if (std::count(step.begin(), step.end(), kSteps) == world && host.IsIdle(0)) break;
+      ++stood_here;
+      ++stood;
+      host.Advance(AnswerPatience(30.0));
+      host.Clock();
+    }
+    for (int r = 0; r < world; ++r) {
+      ASSERT_TRUE(host.failure(r).ok()) << "seed " << seed << ": " << host.failure(r);
+      ASSERT_EQ(step[r], kSteps) << "seed " << seed << ", rank " << r << "\n" << host.Describe(r);
+      ASSERT_TRUE(host.IsIdle(r)) << "seed " << seed << ", rank " << r << "\n" << host.Describe(r);
+    }
+    ASSERT_FALSE(HasFailure()) << "seed " << seed;
+    predicted += host.predicted();
+  }
+  EXPECT_EQ(predicted > 0, predict() == Predict::kAlways);
+  // Only what waits otherwise than the step before it can stand still.
+  EXPECT_EQ(stood > 0, predict() == Predict::kAlways && matching() == Matching::kByTag);
+}
+
 // A step of these tensors on all ranks, each of so many chunks; a call waits for its result, as
 // under FSDP2. Returns how many chunks started ahead on all ranks together.
 size_t RunStep(Host& host, const std::vector<uint64_t>& keys, std::map<uint64_t, uint64_t>& calls,
@@ -256,6 +333,62 @@ TEST(Sequencer, WhatARankHasStartedAheadGoesOnWhenItsTensorIsWithdrawn) {
   }
 }
 
+// All calls of the first step are made at once. In the second one the callers of some ranks wait
+// for each before the next, of which tensor 3 is urgent: it comes first in the predicted order,
+// with more chunks than may be held. The others have started it then. Meanwhile tensors that are
+// not predicted come and go.
+TEST(Sequencer, AStepGoesOnWhereItsPredictedOrderCanNot) {
+  constexpr uint32_t kChunks = 6;
+  const auto report = [](uint64_t key, uint64_t call) {
+    return Of(key, call, kChunks, kChunks * 1024);
+  };
+  for (const std::vector<int>& waiting : {std::vector{0, 1, 2}, {0}, {1}}) {
+    Options options;
+    options.policy = Policy::kP3;
+    options.predict = Predict::kAlways;
+    Host host(3, options, Matching::kByTag);
+    Settle(host);
+    double stood_s = 0.0;
+    uint64_t others = 0;
+    for (uint64_t call = 0; call < 3; ++call) {
+      const size_t before = host.predicted();
+      const auto waits = [&](int rank) {
+        return call == 2 || (call == 1 && std::count(waiting.begin(), waiting.end(), rank) > 0);
+      };
+      for (uint64_t key = 1; key <= 3; ++key) {
+        for (int r = 0; r < 3; ++r) {
+          if (!waits(r)) host.Submit(r, report(key, call));
+        }
+      }
+      // All ranks have all that nobody waits for before anything is done.
+      while (!host.Deliverable().empty()) host.Deliver(host.Deliverable().front());
+      for (uint64_t key = 1; key <= 3; ++key) {
+        for (int r = 0; r < 3; ++r) {
+          if (waits(r)) host.Submit(r, report(key, call));
+        }
+        Settle(host);
+        for (; host.InFlight(waiting[0], report(key, call).id()) && stood_s < 20; stood_s += 0.05) {
+          for (int r = 0; r < 3; ++r) host.Submit(r, Of(9, others));
+          ++others;
+          host.Advance(0.05);
+          host.Clock();
+          Settle(host);
+        }
+      }
+      for (int r = 0; r < 3; ++r) {
+        EXPECT_TRUE(host.failure(r).ok()) << host.failure(r);
+        EXPECT_TRUE(host.IsIdle(r)) << host.Describe(r);
+        host.EndStep(r);
+      }
+      Settle(host);
+      // The third step is predicted as the second one went, and all of it starts ahead.
+      if (call == 2) EXPECT_EQ(host.predicted() - before, 3 * 3 * kChunks);
+    }
+    EXPECT_GT(stood_s, 0.0) << "the order is the one that this test wants";
+    EXPECT_LT(stood_s, 2 * AnswerPatience(30.0)) << "once a step";
+  }
+}
+
 // The first step of tensors 1 to 3 is over; the second one is predicted, and nobody has submitted
 // it.
 Host AfterOneStep(int world, Options options, Matching matching = Matching::kByTag) {
@@ -303,20 +436,30 @@ TEST(Sequencer, APredictedTensorThatOneRankNeverSubmitsIsNamed) {
                   {"'t2'", "rank 1", "never submitted"});
 }
 
-// Its chunks hold every predicted lane, so that another tensor waits, which all ranks have.
+// Its chunks hold every predicted lane or, where all have one order, come first; another tensor,
+// which all ranks have, comes behind them. There it waits; elsewhere it goes without the
+// prediction.
 TEST(Sequencer, ATensorThatHoldsUpAnotherIsNamed) {
   Options options;
   options.timeout = std::chrono::milliseconds(1000);
   options.predicted_lanes = 1;
   options.policy = Policy::kFifo;
-  Host host = AfterOneStep(3, options);
-  for (int r = 0; r < 3; ++r) host.Submit(r, Of(3, 1));
-  host.Advance(0.5);
-  for (const int r : {0, 2}) host.Submit(r, Of(1, 1));
-  Settle(host);
-  LetTimePass(host, 0.9);  // tensor 3 is overdue, tensor 1 is not
-  ExpectInMessage(host.failure(0), absl::StatusCode::kDeadlineExceeded,
-                  {"'t1'", "holds up 't3'", "rank 1", "never submitted"});
+  for (const Matching matching : {Matching::kByTag, Matching::kByOrder}) {
+    Host host = AfterOneStep(3, options, matching);
+    for (int r = 0; r < 3; ++r) host.Submit(r, Of(3, 1));
+    host.Advance(0.5);
+    for (const int r : {0, 2}) host.Submit(r, Of(1, 1));
+    Settle(host);
+    EXPECT_FALSE(host.IsIdle(1));
+    LetTimePass(host, 0.9);  // tensor 3 is overdue, tensor 1 is not
+    if (matching == Matching::kByTag) {
+      EXPECT_TRUE(host.failure(0).ok()) << host.failure(0);
+      EXPECT_TRUE(host.IsIdle(1));
+      continue;
+    }
+    ExpectInMessage(host.failure(0), absl::StatusCode::kDeadlineExceeded,
+                    {"'t1'", "holds up 't3'", "rank 1", "never submitted"});
+  }
 }
 
 TEST(Sequencer, RankZeroThatLeavesOutAPredictedTensorFailsAtTheStepsEndWhereAllHaveOneOrder) {

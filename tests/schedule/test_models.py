@@ -16,10 +16,11 @@ DEFAULTS = {
     PREDICTED: {
         **{"P": 4, "A": 0, "LANES": 1, "FAULT": 0},
         **{"NO_OLDEST": 0, "LOCAL_ORDER": 0, "SHARED_LANES": 0, "STARTS_AGAIN": 0},
+        "NEVER_WITHDRAWS": 0,
     },
     LEDGER: {"STALENESS": 1, "QUORUM": 0, "MISTAKE": 0},
 }
-NEVER, DIES, WITHDRAWN = 1, 2, 3  # FAULT of predicted.pml
+NEVER, DIES, WITHDRAWN, WAITS = 1, 2, 3, 4  # FAULT of predicted.pml
 # MISTAKE of ledger.pml
 BLIND, ALONE, LATE, ANY_CALL, ANY_PUSH, IN_CALL, LATE_WAITS = range(1, 8)
 ROUNDS = {"STALENESS": 0, "QUORUM": 2}
@@ -115,6 +116,19 @@ def test_the_model_finds_a_withdrawn_chunk_that_starts_twice(tmp_path):
     found, _, words = errors(tmp_path, PREDICTED, FAULT=WITHDRAWN, P=2, STARTS_AGAIN=1)
     assert found > 0
     assert "assertion violated (state[off]" in words
+
+
+@pytest.mark.parametrize("chunks", [{"P": 3}, {"P": 2, "A": 1}], ids=str)
+def test_all_chunks_finish_where_ranks_wait_against_the_predicted_order(tmp_path, chunks):
+    found, states, words = errors(tmp_path, PREDICTED, FAULT=WAITS, **chunks)
+    assert found == 0, words
+    assert states > 100_000
+
+
+def test_the_model_finds_the_deadlock_of_ranks_that_wait_against_the_predicted_order(tmp_path):
+    found, _, words = errors(tmp_path, PREDICTED, FAULT=WAITS, P=3, NEVER_WITHDRAWS=1)
+    assert found > 0
+    assert "assertion violated (dead||" in words  # a deadline passed, and nobody was at fault
 
 
 @pytest.mark.parametrize(
