@@ -296,7 +296,8 @@ TABLES = {
     ),
     "drift": Table(
         [f"{place}/accuracy/drift/drift.json" for place in (_H200, _XEON)]
-        + [f"{place}/accuracy/drift-gradients/drift.json" for place in (_H200, _XEON, _EPYC)],
+        + [f"{place}/accuracy/drift-gradients/drift.json" for place in (_H200, _XEON, _EPYC)]
+        + [f"{_EPYC}/accuracy/drift-gpt/drift.json"],
         "model | codec | seeds",
         each("{model} | {method} | {seeds}"),
         own("training loss over fp32's = {drift_percent:+.2f} ± {standard_error:.2f} %"),
