@@ -328,7 +328,10 @@ void Sequencer::OnClock(double now) {
   FindOverdue(now);
   if (leader_ == nullptr) return;
   JudgeOverdue(now);
-  if (matching_ == Matching::kByOrder) return;
+  if (matching_ == Matching::kByTag) EndStandstill(now);
+}
+
+void Sequencer::EndStandstill(double now) {
   if (now < moved_ + AnswerPatience(Seconds(options_.timeout))) return;
   leader_->WithdrawReady(book_, &withdrawing_, &announcing_);
   if (withdrawing_.empty()) return;

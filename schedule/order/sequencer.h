@@ -353,6 +353,7 @@ class Sequencer {
   void CallRoll(double now);
   void FindOverdue(double now);
   void JudgeOverdue(double now);
+  void EndStandstill(double now);  // rank 0's, of a predicted order, as OnClock says
   void OnOrder(int from, const OrderMessage& message);
   size_t WindowBytes(double seconds) const;
   void Fail(absl::Status reason, int silent = 0) { outbox_.Fail(std::move(reason), silent); }

@@ -105,15 +105,15 @@ class Layout:
         """Those that have a name so far."""
         return list(self._names)
 
-    def saved(self, name: str, flat: torch.Tensor) -> torch.Tensor:
-        """The elements of a parameter as they lie in DDP's bucket, in the order of their indices:
-        a checkpoint does not depend on memory formats. A parameter that was not among the given
-        names is not known when a checkpoint is loaded, so its elements stay as they lie."""
+    def for_checkpoint(self, name: str, flat: torch.Tensor) -> torch.Tensor:
+        """Puts a parameter's elements, which lie as in DDP's bucket, into the order of their
+        indices, so that a checkpoint does not depend on memory formats. A parameter that was not
+        among the given names is unknown when a checkpoint is loaded, so its elements stay."""
         parameter = self._reordered.get(name)
         return flat if parameter is None else in_shape(parameter, flat).flatten()
 
-    def loaded(self, name: str, flat: torch.Tensor) -> torch.Tensor:
-        """The inverse of saved()."""
+    def from_checkpoint(self, name: str, flat: torch.Tensor) -> torch.Tensor:
+        """The inverse of for_checkpoint()."""
         parameter = self._reordered.get(name)
         return (
             flat if parameter is None else in_bucket(parameter, flat.view_as(parameter)).flatten()

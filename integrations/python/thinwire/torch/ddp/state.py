@@ -279,7 +279,7 @@ class State(GradientExchange):
         parameters' memory format, if the state was given their names, as compress() does."""
         saved = super().state_dict()
         saved["residuals"] = {
-            name: {kind: self._layout.saved(name, flat) for kind, flat in memory.items()}
+            name: {kind: self._layout.for_checkpoint(name, flat) for kind, flat in memory.items()}
             for name, memory in saved["residuals"].items()
         }
         return saved
@@ -291,7 +291,10 @@ class State(GradientExchange):
         residuals, steps = super().check_state_dict(saved)
         laid_out = {
             name: Memory(
-                *(None if flat is None else self._layout.loaded(name, flat) for flat in memory)
+                *(
+                    None if flat is None else self._layout.from_checkpoint(name, flat)
+                    for flat in memory
+                )
             )
             for name, memory in residuals.items()
         }
