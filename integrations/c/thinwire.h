@@ -330,9 +330,10 @@ TW_API tw_status tw_comm_set_step(tw_comm* comm, uint64_t step);
 
 /* All of a training step has been submitted on this rank, and the next step will submit the same
  * named tensors. Their order may then be predicted (tw_options.planned), which spares each chunk an
- * announcement. A tensor that the next step lacks after all costs time, or is a failure where
- * transports match by order; so may be a wait for a tensor before another one is submitted, where
- * this step did not wait. To be called on every rank; rank 0's call counts. */
+ * announcement. A tensor that the next step lacks after all costs time. Where transports match by
+ * order (NCCL) it fails the group, and a step that waits for a tensor before it submits another
+ * one, where this step did not wait, may time out. To be called on every rank; rank 0's call
+ * counts. */
 TW_API tw_status tw_comm_end_step(tw_comm* comm);
 
 /* All of a training step has been submitted on this rank, and the next step may submit other

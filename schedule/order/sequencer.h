@@ -324,10 +324,10 @@ class Sequencer {
   // This rank has submitted all of a step, and the next step may be another. Rank 0's call counts.
   // Predicted tensors that rank 0 left out are withdrawn, with Matching::kByTag.
   void ForgetStep(double now);
-  // Some time has passed: finds what is late, overdue, or never answered. If no predicted chunk has
-  // moved on rank 0 for AnswerPatience(timeout), though all ranks have a tensor of them, rank 0
-  // withdraws all that all ranks have, and the others of the step once all ranks have them; not
-  // with Matching::kByOrder.
+  // Some time has passed: finds what is late, overdue, or never answered. With Matching::kByTag
+  // rank 0 also ends a standstill: if no predicted chunk has moved there for
+  // AnswerPatience(timeout), it withdraws the predicted tensors that all ranks have, and each other
+  // one of the step as soon as all ranks have it.
   void OnClock(double now);
 
   // Actions to be done, in order. Whoever takes them does all of them.
