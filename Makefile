@@ -127,9 +127,9 @@ tsan-gloo: build-tsan
 test-python: build
 	@$(PYTEST) tests
 
-# The part of test-frameworks that `make test` runs: Lightning, Accelerate and transformers, and Open MPI
-# by test-python, which also runs the examples that need torch alone. Downloads that fail or take too long
-# leave it out.
+# The part of test-frameworks that `make test` runs: Lightning, Accelerate and transformers, but not the twins
+# without thinwire, and Open MPI by test-python, which also runs the examples that need torch alone. Downloads
+# that fail or take too long leave it out.
 TRAINERS_SETUP = timeout 300 scripts/frameworks_setup.sh trainers > build/trainers.log 2>&1
 trainers: venv
 	@$(TRAINERS_SETUP) || true
@@ -137,7 +137,7 @@ trainers: venv
 
 test-trainers: build
 	@if $(TRAINERS_SETUP); then \
-	  scripts/frameworks.sh -m "not torch_alone" tests/frameworks/test_{frameworks,lightning_warm_up,mixed_precision,refusals}.py \
+	  scripts/frameworks.sh -m "not torch_alone" -k "not the_twin_learns" tests/frameworks/test_{frameworks,lightning_warm_up,mixed_precision,refusals}.py \
 	    tests/integrations/python/test_examples.py; else \
 	  echo "skipped Lightning, Accelerate and transformers, which are not to be had: build/trainers.log"; fi
 

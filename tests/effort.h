@@ -28,10 +28,10 @@ constexpr size_t Elements(size_t all) { return kSanitized ? all * 3 / 10 : all; 
 // third is. Callers count so that every pair of values still occurs.
 constexpr bool IsTried(size_t number) { return !kSanitized || number % 3 == 0; }
 
-// The length after this one, of all up to 4097; with a sanitizer all up to some four blocks of 256,
-// and then only those about a whole number of blocks.
-constexpr size_t NextLength(size_t numel) {
-  const bool last_of_run = kSanitized && numel > 1100 && numel % 256 == 3;
+// The length after this one, of all up to 4097. few: all up to some four blocks of 256, and then
+// only those about a whole number of blocks.
+constexpr size_t NextLength(size_t numel, bool few = kSanitized) {
+  const bool last_of_run = few && numel > 1100 && numel % 256 == 3;
   return last_of_run ? numel + 250 : numel + 1;
 }
 

@@ -1,6 +1,6 @@
-"""Trains with a warm-up under one of Lightning's strategies, and writes the bytes that each rank
+"""Trains with a warm-up under each of Lightning's strategies, and writes the bytes that each rank
 has sent by the end of each step to FOLDER/RANK.json:
-torchrun ... lightning_warm_up.py trainer|fabric FOLDER"""
+torchrun ... lightning_warm_up.py lightning FOLDER"""
 
 from __future__ import annotations
 
@@ -69,6 +69,6 @@ def fabric() -> list[int]:
 
 
 if __name__ == "__main__":
-    name, folder = sys.argv[1:]
-    sent = {"trainer": trainer, "fabric": fabric}[name]()
+    _, folder = sys.argv[1:]
+    sent = {"trainer": trainer(), "fabric": fabric()}
     (Path(folder) / f"{dist.get_rank()}.json").write_text(json.dumps(sent))

@@ -15,13 +15,13 @@ PROGRAM = Path(__file__).resolve().parent / "mixed_precision.py"
 STEPS = BATCHES // ACCUMULATE
 
 
-def ranks_of(framework: str, folder: Path, program: Path = PROGRAM, name: str = "") -> list[Any]:
-    """Each rank's JSON of `program`, which gets the name, or the framework's, and the folder."""
+def ranks_of(framework: str, folder: Path, program: Path = PROGRAM) -> list[Any]:
+    """Each rank's JSON of `program`, which gets the framework's name and the folder."""
     if importlib.util.find_spec(framework) is None:
         pytest.skip(f"{framework} is not here: `make test-frameworks` installs it")
     done = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
-         str(program), name or framework, str(folder)],
+         str(program), framework, str(folder)],
         capture_output=True, text=True, timeout=400, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr

@@ -67,9 +67,12 @@ TEST_P(KernelTest, MemoryOfATestIsTheNextOnes) {
 }
 
 TEST_P(KernelTest, EveryLengthFrom0To4097) {
+  // The sizes of tiles depend on the number of blocks, and the last block is the same in all of
+  // them.
+  const bool few = kSanitized || GetParam() == "whole";
   for (const std::string& text : CodeSpecs()) {
     const CodecSpec spec = Spec(text);
-    for (size_t numel = 0; numel <= 4097; numel = NextLength(numel)) {
+    for (size_t numel = 0; numel <= 4097; numel = NextLength(numel, few)) {
       const DType dtype = kDTypes[numel % 3];
       const std::vector<float> values = Values(numel, kSeed + numel);
       CheckEncode({.spec = spec, .momentum = numel % 7 == 0, .skew = numel % 5}, values);
