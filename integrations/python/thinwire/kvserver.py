@@ -12,7 +12,7 @@ from ctypes import byref
 from thinwire import _library, config, launch
 from thinwire.comm import Store, StoreCallbacks
 from thinwire.errors import InvalidArgumentError
-from thinwire.options import Config
+from thinwire.options import Config, milliseconds
 from thinwire.tcp_store import TcpStore
 
 _log = logging.getLogger("thinwire")
@@ -55,7 +55,7 @@ def store_options(settings: Config, journal: str | os.PathLike[str] | None) -> _
     """Return the options that all members set alike: timeout and journal."""
     options = _library.KvOptions()
     _library.load().tw_kv_options_init_sized(byref(options), ctypes.sizeof(options))
-    options.timeout_ms = round((settings.timeout_s or DEFAULT_TIMEOUT_S) * 1000)
+    options.timeout_ms = milliseconds(settings.timeout_s or DEFAULT_TIMEOUT_S)
     kept = os.fspath(journal) if journal is not None else config.kv_journal()
     options.journal = kept.encode() if kept else None
     return options

@@ -8,7 +8,7 @@ import pytest
 import thinwire
 import torch.distributed as dist
 from ranks import reserved_port, variables
-from thinwire import cli, kvserver, launch
+from thinwire import cli, config, kvserver, launch
 from thinwire.tcp_store import TcpStore
 
 
@@ -76,6 +76,12 @@ def test_serve_tells_a_worker_that_it_is_none(monkeypatch, capsys):
         monkeypatch.setenv(name, value)
     assert cli.main(["serve"]) == 1
     assert "this process is a worker by its variables, expected a server" in capsys.readouterr().err
+
+
+def test_a_time_is_whole_milliseconds_that_an_int_holds():
+    for seconds, milliseconds in ((1e-4, 1), (0.1, 100), (4294968, 2**31 - 1), (1e9, 2**31 - 1)):
+        options = kvserver.store_options(config.resolve(timeout_s=seconds), None)
+        assert options.timeout_ms == milliseconds
 
 
 def test_ranks_by_the_order_of_coming_end_with_the_last_server(theirs):
