@@ -118,7 +118,8 @@ def create(
     options.group = kvserver.group_of(number)
     callbacks = StoreCallbacks(TorchStore(meeting))
     options.store = callbacks.struct
-    store = KVStore(name, options, [callbacks, meeting])
+    with callbacks.used():
+        store = KVStore(name, options, [callbacks, meeting])
     if role.rank is None:
         meeting.add("connected", 1)
     return store
