@@ -206,8 +206,9 @@ void StoreServer::AnswerCall(int worker, uint32_t what, uint64_t number,
   send_(worker, kLast, head, std::move(refusal));
 }
 
-// The first complaint about a load, or what two workers differ in. The store goes on without it.
-std::vector<uint8_t> StoreServer::RefusalOf(const Call& call) {
+// The first complaint about a load, what two workers differ in, or a state that does not fit. The
+// store goes on without it.
+std::vector<uint8_t> StoreServer::RefusalOf(const Call& call) const {
   std::string text, first;
   int other = 0;
   for (const auto& [worker, bytes] : call.bodies) {
@@ -225,6 +226,15 @@ std::vector<uint8_t> StoreServer::RefusalOf(const Call& call) {
                           " has; give each worker its file of the same save");
     }
   }
+  for (const auto& [number, slice] : slices_) {
+    if (!text.empty()) break;
+    const auto state = puts_.find(number);
+    if (state == puts_.end()) {
+      text = absl::StrCat("load failed: worker 0 sent no state of key '", slice.key, "'");
+    } else if (const absl::Status bad = CheckState(slice, state->second); !bad.ok()) {
+      text = absl::StrCat("load failed: ", bad.message());
+    }
+  }
   return {text.begin(), text.end()};
 }
 
@@ -232,7 +242,7 @@ absl::Status StoreServer::Complete(Together what, const Call& call) {
   switch (what) {
     case Together::kInit: return Init(call);
     case Together::kOptimizer: return SetOptimizer(TextOf(call.bodies.begin()->second));
-    case Together::kLoad: return Load();
+    case Together::kLoad: Load(); return absl::OkStatus();
     case Together::kBarrier: break;
   }
   // Pulls after a barrier see everything that was pushed before it.
@@ -321,35 +331,29 @@ std::vector<uint8_t> StoreServer::StateOf(const Slice& slice) const {
   return state;
 }
 
-absl::Status StoreServer::SetState(Slice& slice, const std::vector<uint8_t>& state) {
+absl::Status StoreServer::CheckState(const Slice& slice, const std::vector<uint8_t>& state) {
   const size_t array = slice.x.size() * sizeof(float);
   const size_t expected = kStateHead + array * (1 + slice.slots.size());
-  if (state.size() != expected) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("key '", slice.key, "': its state has ", state.size(), " bytes, expected ",
-                     expected, " for ", slice.x.size(), " elements and ", slice.slots.size(),
-                     " arrays of the optimizer; load with the optimizer that it was saved with"));
-  }
-  std::memcpy(&slice.steps, state.data(), sizeof(slice.steps));
-  const uint8_t* at = state.data() + kStateHead;
-  std::memcpy(slice.x.data(), at, array);
-  for (std::vector<float>& slot : slice.slots) std::memcpy(slot.data(), at += array, array);
-  slice.stream.Reset(slice.x);
-  slice.published = slice.ledger.version();
-  return absl::OkStatus();
+  if (state.size() == expected) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("key '", slice.key, "': its state has ", state.size(), " bytes, expected ",
+                   expected, " for ", slice.x.size(), " elements and ", slice.slots.size(),
+                   " arrays of the optimizer; load with the optimizer that it was saved with"));
 }
 
-absl::Status StoreServer::Load() {
+// RefusalOf has checked the states.
+void StoreServer::Load() {
   for (auto& [number, slice] : slices_) {
-    const auto state = puts_.find(number);
-    if (state == puts_.end()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("key '", slice.key, "': worker 0 sent no state of slice ", number));
-    }
-    if (absl::Status bad = SetState(slice, state->second); !bad.ok()) return bad;
+    const std::vector<uint8_t>& state = puts_.at(number);
+    const size_t array = slice.x.size() * sizeof(float);
+    std::memcpy(&slice.steps, state.data(), sizeof(slice.steps));
+    const uint8_t* at = state.data() + kStateHead;
+    std::memcpy(slice.x.data(), at, array);
+    for (std::vector<float>& slot : slice.slots) std::memcpy(slot.data(), at += array, array);
+    slice.stream.Reset(slice.x);
+    slice.published = slice.ledger.version();
   }
   puts_.clear();
-  return absl::OkStatus();
 }
 
 }  // namespace thinwire

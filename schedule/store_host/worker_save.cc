@@ -59,8 +59,10 @@ absl::Status StoreWorker::WriteFile(const std::string& path, const std::string& 
   out.write(file.data(), static_cast<std::streamsize>(file.size()));
   out.close();
   if (out && std::rename(temporary.c_str(), path.c_str()) == 0) return absl::OkStatus();
+  const int why = errno;
+  std::remove(temporary.c_str());  // on a full disk it would keep the rest of the space
   return absl::InvalidArgumentError(
-      absl::StrCat("worker ", rank_, " can't write ", path, ": ", std::strerror(errno)));
+      absl::StrCat("worker ", rank_, " can't write ", path, ": ", std::strerror(why)));
 }
 
 absl::StatusOr<std::vector<uint8_t>> StoreWorker::GetState(size_t slice) {

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdio>
+#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <string>
@@ -149,6 +150,44 @@ TEST(StoreTest, ResidualsThatAreNotOfTheSaveAreRefusedOnAllWorkers) {
       EXPECT_EQ(out, w);  // nothing has changed
     });
     std::ofstream(place(rank), std::ios::binary) << before;
+  }
+}
+
+TEST(StoreTest, AFileOfAnotherOptimizerIsRefusedAndTheStoreGoesOn) {
+  const OwnFolder folder;
+  const std::string path = folder.File("store_state");
+  StoreRanks store{.workers = 2, .servers = 2};
+  store.Run([&](std::unique_ptr<StoreWorker>& kv) {
+    std::vector<float> w(40000, 1.0f);
+    ASSERT_TRUE(kv->Init(std::vector<StoreWorker::Value>{{"w", View(w)}}).ok());
+    ASSERT_TRUE(kv->Save(path).ok());
+    ASSERT_TRUE(kv->SetOptimizer("adam:lr=0.1").ok());
+    const absl::Status loaded = kv->Load(path);
+    EXPECT_TRUE(absl::IsInvalidArgument(loaded)) << loaded;
+    EXPECT_NE(loaded.message().find("the optimizer that it was saved with"), std::string::npos);
+    ASSERT_TRUE(kv->SetOptimizer("sgd:lr=0.1").ok());
+    const absl::Status again = kv->Load(path);
+    EXPECT_TRUE(again.ok()) << again;
+    std::vector<float> out(w.size());
+    ASSERT_TRUE(kv->Pull("w", View(out), 0).ok());
+    ASSERT_TRUE(kv->WaitAll().ok());
+    EXPECT_EQ(out, w);
+  });
+}
+
+TEST(StoreTest, ASaveThatCanNotBeWrittenLeavesNoFile) {
+  const OwnFolder folder;
+  const std::string taken = folder.File("taken");
+  std::filesystem::create_directory(taken);
+  StoreRanks store{.workers = 1};
+  store.Run([&](std::unique_ptr<StoreWorker>& kv) {
+    std::vector<float> w(1000);
+    ASSERT_TRUE(kv->Init(std::vector<StoreWorker::Value>{{"w", View(w)}}).ok());
+    const absl::Status saved = kv->Save(taken);
+    EXPECT_TRUE(absl::IsInvalidArgument(saved)) << saved;
+  });
+  for (const auto& entry : std::filesystem::directory_iterator(folder.path())) {
+    EXPECT_EQ(entry.path(), taken);
   }
 }
 
