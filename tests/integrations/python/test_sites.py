@@ -571,6 +571,14 @@ def test_what_cannot_be_is_refused(options, message):
         sites.DiLoCo(sites.static(), [model[0], model[2:]], inner, inner, **options)
 
 
+def test_an_outer_optimizer_has_all_parameters():
+    model = make_mlp(width=WIDTH)
+    inner = torch.optim.SGD(model.parameters(), lr=0.05)
+    outer = torch.optim.SGD(model[0].parameters(), lr=0.7)
+    with pytest.raises(InvalidArgumentError, match=r"has no '2\.weight'"):
+        sites.DiLoCo(sites.static(), [model], inner, outer, 4)
+
+
 def test_calls_that_cannot_be_are_refused():
     model = make_mlp(width=WIDTH)
     inner = torch.optim.SGD(model.parameters(), lr=0.05)
@@ -579,6 +587,11 @@ def test_calls_that_cannot_be_are_refused():
         with pytest.raises(InvalidArgumentError, match="samples is"):
             local.saw(samples)
     local.saw(torch.tensor(8))
+    with pytest.raises(InvalidArgumentError, match="saved is None"):
+        local.load_state_dict(None)
+    for options in ({"timeout_s": "5"}, {"beat_s": -1}, {"dead_s": None}, {"allow_split": "x"}):
+        with pytest.raises(InvalidArgumentError, match=f"{next(iter(options))} is"):
+            sites.join(torch.distributed.HashStore(), "site", **options)
     with pytest.raises(InvalidArgumentError, match="outside the `with`"):
         local.sync()
 

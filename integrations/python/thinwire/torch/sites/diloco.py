@@ -471,6 +471,7 @@ class DiLoCo:
         load: each its own, or the first rank's."""
         if self._rounds.epoch is not None:
             raise InvalidArgumentError("load_state_dict comes before the members meet")
+        check_kind("saved", saved, (Mapping, Sequence), "what DiLoCo.state_dict() returned")
         dicts = [saved] if isinstance(saved, Mapping) else list(saved)
         for one in dicts:
             if not isinstance(one, Mapping) or one.get("format") != _FORMAT:
