@@ -4,6 +4,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <climits>
 #include <cstring>
 #include <functional>
 #include <string>
@@ -286,6 +287,8 @@ TEST(CKv, WrongArgumentsAreRefused) {
   EXPECT_EQ(create([&] { options.rank = -1; }), TW_INVALID_ARGUMENT);
   EXPECT_EQ(create([&] { options.rank = 5000; }), TW_INVALID_ARGUMENT);  // of too many workers
   EXPECT_EQ(create([&] { options.workers = 0; }), TW_INVALID_ARGUMENT);
+  EXPECT_EQ(create([&] { options.workers = INT_MAX; }), TW_INVALID_ARGUMENT);
+  EXPECT_EQ(create([&] { options.servers = INT_MAX; }), TW_INVALID_ARGUMENT);
   EXPECT_EQ(create([&] { options.slice_elements = 1000; }), TW_INVALID_ARGUMENT);
   EXPECT_EQ(create([&] { options.timeout_ms = -1; }), TW_INVALID_ARGUMENT);
   tw_kv_options_init(&options);
