@@ -520,8 +520,9 @@ TW_API tw_status tw_kv_wait(tw_kv* kv, const char* key); /* null: all keys */
 TW_API tw_status tw_kv_set_optimizer(tw_kv* kv, const char* spec);
 TW_API tw_status tw_kv_barrier(tw_kv* kv);
 /* Worker 0 writes or reads a file of all values and the optimizer's state, and each worker its
- * residuals at PATH.worker-RANK. TW_INVALID_ARGUMENT on all workers, and nothing is loaded, for a
- * file that is missing, damaged or of another save. */
+ * residuals at PATH.worker-RANK. TW_INVALID_ARGUMENT on all workers, and former files stay, if one
+ * can't write; and nothing is loaded, for a file that is missing, damaged, of another save or of an
+ * optimizer that keeps more or fewer arrays. */
 TW_API tw_status tw_kv_save(tw_kv* kv, const char* path);
 TW_API tw_status tw_kv_load(tw_kv* kv, const char* path);
 

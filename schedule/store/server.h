@@ -236,7 +236,7 @@ class StoreServer {
   absl::Status OnCall(int worker, const StoreHead& head, std::vector<uint8_t> body, Deadline now);
   absl::Status TryCalls();
   void AnswerCall(int worker, uint32_t what, uint64_t number, std::vector<uint8_t> refusal);
-  std::vector<uint8_t> RefusalOf(const Call& call) const;
+  std::vector<uint8_t> RefusalOf(Together what, const Call& call) const;
   absl::Status Complete(Together what, const Call& call);
   absl::Status Init(const Call& call);
   absl::Status SetOptimizer(std::string_view body);

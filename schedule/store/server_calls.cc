@@ -135,7 +135,7 @@ absl::Status StoreServer::OnCall(int worker, const StoreHead& head, std::vector<
   const auto what = static_cast<Together>(head.slice);
   Call& call = calls_[{head.slice, head.number}];
   if (call.bodies.empty()) call.since = now;
-  const bool must_agree = what != Together::kLoad;
+  const bool must_agree = what != Together::kLoad && what != Together::kBarrier;
   if (must_agree && !call.bodies.empty() && call.bodies.begin()->second != body) {
     const auto& [other, first] = *call.bodies.begin();
     return absl::FailedPreconditionError(absl::StrCat(
@@ -179,8 +179,7 @@ absl::Status StoreServer::TryCalls() {
     const auto [what, number] = it->first;
     const Call call = std::move(it->second);
     it = calls_.erase(it);
-    std::vector<uint8_t> refusal;
-    if (static_cast<Together>(what) == Together::kLoad) refusal = RefusalOf(call);
+    std::vector<uint8_t> refusal = RefusalOf(static_cast<Together>(what), call);
     if (refusal.empty()) {
       const absl::Status bad = Complete(static_cast<Together>(what), call);
       if (!bad.ok()) return bad;
@@ -206,15 +205,18 @@ void StoreServer::AnswerCall(int worker, uint32_t what, uint64_t number,
   send_(worker, kLast, head, std::move(refusal));
 }
 
-// The first complaint about a load, what two workers differ in, or a state that does not fit. The
-// store goes on without it.
-std::vector<uint8_t> StoreServer::RefusalOf(const Call& call) const {
+// The first complaint about a load, or about the files of a save at its barrier; what two workers
+// load that differs, or a state that does not fit. The store goes on without it.
+std::vector<uint8_t> StoreServer::RefusalOf(Together what, const Call& call) const {
+  const bool loads = what == Together::kLoad;
+  if (!loads && what != Together::kBarrier) return {};
   std::string text, first;
   int other = 0;
   for (const auto& [worker, bytes] : call.bodies) {
     const std::string body(TextOf(bytes));
     if (body.starts_with(kComplaint)) {
-      text = absl::StrCat("load failed on worker ", worker, ": ", body.substr(kComplaint.size()));
+      text = absl::StrCat(loads ? "load" : "save", " failed on worker ", worker, ": ",
+                          body.substr(kComplaint.size()));
       break;
     }
     if (first.empty()) {
@@ -227,7 +229,7 @@ std::vector<uint8_t> StoreServer::RefusalOf(const Call& call) const {
     }
   }
   for (const auto& [number, slice] : slices_) {
-    if (!text.empty()) break;
+    if (!loads || !text.empty()) break;
     const auto state = puts_.find(number);
     if (state == puts_.end()) {
       text = absl::StrCat("load failed: worker 0 sent no state of key '", slice.key, "'");

@@ -1,5 +1,6 @@
 // The store saves values, slots and residuals, loads them, and refuses files of other saves.
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <cstdio>
 #include <filesystem>
@@ -175,7 +176,35 @@ TEST(StoreTest, AFileOfAnotherOptimizerIsRefusedAndTheStoreGoesOn) {
   });
 }
 
-TEST(StoreTest, ASaveThatCanNotBeWrittenLeavesNoFile) {
+// One worker's disk is full, as it were.
+TEST(StoreTest, ASaveThatOneWorkerCanNotWriteIsAnErrorOnAllAndKeepsTheFormerFiles) {
+  const OwnFolder folder;
+  const std::string path = folder.File("store_state");
+  const std::string taken = absl::StrCat(path, ".worker-1.tmp-", getpid());
+  StoreRanks store{.workers = 2, .codec = "int4"};
+  store.Run([&](std::unique_ptr<StoreWorker>& kv) {
+    std::vector<float> w = Normal(10000, 1);
+    ASSERT_TRUE(kv->Init(std::vector<StoreWorker::Value>{{"w", View(w)}}).ok());
+    ASSERT_TRUE(kv->Save(path).ok());
+    if (kv->rank() == 0) std::filesystem::create_directory(taken);
+    ASSERT_TRUE(kv->PushPull("w", View(w), View(w), 0).ok());
+    ASSERT_TRUE(kv->WaitAll().ok());
+    const absl::Status saved = kv->Save(path);
+    EXPECT_TRUE(absl::IsInvalidArgument(saved)) << saved;
+    EXPECT_NE(saved.message().find("save failed on worker 1"), std::string::npos) << saved;
+    std::filesystem::remove(taken);
+    const absl::Status loaded = kv->Load(path);
+    EXPECT_TRUE(loaded.ok()) << loaded;
+    EXPECT_TRUE(kv->Save(path).ok());
+  });
+  size_t files = 0;
+  for ([[maybe_unused]] const auto& entry : std::filesystem::directory_iterator(folder.path())) {
+    ++files;
+  }
+  EXPECT_EQ(files, 3u);
+}
+
+TEST(StoreTest, AFolderIsNoFileOfASave) {
   const OwnFolder folder;
   const std::string taken = folder.File("taken");
   std::filesystem::create_directory(taken);
@@ -185,6 +214,8 @@ TEST(StoreTest, ASaveThatCanNotBeWrittenLeavesNoFile) {
     ASSERT_TRUE(kv->Init(std::vector<StoreWorker::Value>{{"w", View(w)}}).ok());
     const absl::Status saved = kv->Save(taken);
     EXPECT_TRUE(absl::IsInvalidArgument(saved)) << saved;
+    const absl::Status loaded = kv->Load(taken);
+    EXPECT_TRUE(absl::IsInvalidArgument(loaded)) << loaded;
   });
   for (const auto& entry : std::filesystem::directory_iterator(folder.path())) {
     EXPECT_EQ(entry.path(), taken);
