@@ -19,10 +19,23 @@ using Kind = StoreHead::Kind;
 // A state: steps, the number of slots, the values, the slots.
 constexpr size_t kStateHead = 2 * sizeof(uint64_t);
 
-std::string FirstLines(std::string_view text) {
+// The first lines of an init (mode, codec, hash of the layout), and the first slice in which it
+// differs from another one. Other calls have one line.
+std::string Summary(std::string_view text, std::string_view other) {
   const std::vector<std::string> lines = absl::StrSplit(std::string(text), '\n');
-  return absl::StrJoin(lines.begin(), lines.begin() + std::min<ptrdiff_t>(3, std::ssize(lines)),
-                       " ");
+  const std::vector<std::string> others = absl::StrSplit(std::string(other), '\n');
+  const ptrdiff_t head = std::min<ptrdiff_t>(3, std::ssize(lines));
+  std::string summary = absl::StrJoin(lines.begin(), lines.begin() + head, " ");
+  auto at = static_cast<size_t>(head);
+  while (at < lines.size() && at < others.size() && lines[at] == others[at]) ++at;
+  if (at >= lines.size()) {
+    return at < others.size() ? absl::StrCat(summary, ", no more keys") : summary;
+  }
+  const std::vector<std::string> words = absl::StrSplit(lines[at], absl::MaxSplits(' ', 4));
+  if (words.size() != 5) return summary;
+  const std::string rows = words[3] == "0" ? "" : absl::StrCat(", in rows of ", words[3]);
+  return absl::StrCat(summary, ", ", words[2], " elements of key '", words[4], "' from ", words[1],
+                      " on", rows);
 }
 
 bool ParseSize(const std::string& text, size_t* value) {
@@ -83,8 +96,8 @@ uint64_t StoreServer::LastCall(uint32_t what) const {
 absl::Status StoreServer::CheckJoiner(Together what, uint64_t number, std::string_view body) const {
   if (what == Together::kInit && number <= inits_.size() && inits_[number - 1] != body) {
     return absl::FailedPreconditionError(
-        absl::StrCat("its init ", number, " has '", FirstLines(body), "', the store has '",
-                     FirstLines(inits_[number - 1]),
+        absl::StrCat("its init ", number, " has '", Summary(body, inits_[number - 1]),
+                     "', the store has '", Summary(inits_[number - 1], body),
                      "'; call it with the mode, codec, keys and sizes of the others"));
   }
   if (what == Together::kOptimizer) {
@@ -139,8 +152,9 @@ absl::Status StoreServer::OnCall(int worker, const StoreHead& head, std::vector<
   if (must_agree && !call.bodies.empty() && call.bodies.begin()->second != body) {
     const auto& [other, first] = *call.bodies.begin();
     return absl::FailedPreconditionError(absl::StrCat(
-        Name(what), " differs: worker ", other, " has '", FirstLines(TextOf(first)), "', worker ",
-        worker, " has '", FirstLines(TextOf(body)), "'; call it with the same ",
+        Name(what), " differs: worker ", other, " has '", Summary(TextOf(first), TextOf(body)),
+        "', worker ", worker, " has '", Summary(TextOf(body), TextOf(first)),
+        "'; call it with the same ",
         what == Together::kInit ? "mode, codec, keys and sizes in the same order" : "arguments",
         " on every worker"));
   }
