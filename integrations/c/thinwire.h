@@ -1,11 +1,12 @@
 /* thinwire: compressed allreduce of gradients. The C interface of libthinwire.so.
  *
  * Every function returns a tw_status; tw_last_error() has the message of the calling thread's last
- * failure: rank, tensor, what was expected, what came, and the mend. No function throws, aborts the
+ * failure: rank, tensor, what was expected, what came, and the fix. No function throws, aborts the
  * process, or waits past the deadline. All are thread-safe, but for destroying what is in use.
  *
- * A communicator, and its works and buckets, belong to the process that made them. In a forked
- * child every call on them returns TW_INVALID_ARGUMENT at once, and destroying them does nothing.
+ * A communicator, with its works and buckets, and a store belong to the process that made them. In
+ * a forked child every call on them returns TW_INVALID_ARGUMENT at once, and destroying them does
+ * nothing.
  */
 #ifndef THINWIRE_INTEGRATIONS_C_THINWIRE_H_
 #define THINWIRE_INTEGRATIONS_C_THINWIRE_H_
