@@ -32,13 +32,13 @@ class HomeProcess {
  public:
   bool is_here() const { return getpid() == process_; }
 
-  // InvalidArgument in a forked child.
-  absl::Status Check() const {
+  // InvalidArgument in a forked child. what: the object, in a word.
+  absl::Status Check(const char* what = "communicator") const {
     if (is_here()) return absl::OkStatus();
     return absl::InvalidArgumentError(absl::StrCat(
-        "this communicator is that of process ", process_, ", and process ", getpid(),
-        " is forked from it, without its threads; leave the collectives to the parent, or make a ",
-        "communicator in the child"));
+        "this ", what, " is that of process ", process_, ", and process ", getpid(),
+        " is forked from it, without its threads; leave its calls to the parent, or make a ", what,
+        " in the child"));
   }
 
  private:

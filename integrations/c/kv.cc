@@ -139,7 +139,7 @@ absl::Status CheckKv(const char* function, const tw_kv* kv,
   bool null = kv == nullptr;
   for (const void* const pointer : pointers) null = null || pointer == nullptr;
   if (null) return absl::InvalidArgumentError(absl::StrCat(function, " got a null pointer"));
-  return kv->home.Check();
+  return kv->home.Check("store");
 }
 
 absl::Status CheckTensor(const char* function, const tw_kv* kv, const char* key, const void* data,
@@ -216,7 +216,8 @@ tw_status tw_kv_init(tw_kv* kv, const tw_kv_tensor* tensors, size_t count) {
   std::vector<StoreWorker::Value> values;
   for (size_t i = 0; i < count; ++i) {
     const tw_kv_tensor& tensor = tensors[i];
-    const absl::Status bad = CheckTensor("tw_kv_init", kv, tensor.key, tensor.values, tensor.dtype);
+    const void* const data = tensor.count == 0 ? &tensor : tensor.values;  // Init refuses none
+    const absl::Status bad = CheckTensor("tw_kv_init", kv, tensor.key, data, tensor.dtype);
     if (!bad.ok()) return ToC(bad);
     values.push_back({tensor.key, ViewOf(tensor.values, tensor.count, tensor.dtype), tensor.width});
   }

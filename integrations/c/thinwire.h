@@ -1,11 +1,12 @@
 /* thinwire: compressed allreduce of gradients. The C interface of libthinwire.so.
  *
  * Every function returns a tw_status; tw_last_error() has the message of the calling thread's last
- * failure: rank, tensor, what was expected, what came, and the mend. No function throws, aborts the
+ * failure: rank, tensor, what was expected, what came, and the fix. No function throws, aborts the
  * process, or waits past the deadline. All are thread-safe, but for destroying what is in use.
  *
- * A communicator, and its works and buckets, belong to the process that made them. In a forked
- * child every call on them returns TW_INVALID_ARGUMENT at once, and destroying them does nothing.
+ * A communicator, with its works and buckets, and a store belong to the process that made them. In
+ * a forked child every call on them returns TW_INVALID_ARGUMENT at once, and destroying them does
+ * nothing.
  */
 #ifndef THINWIRE_INTEGRATIONS_C_THINWIRE_H_
 #define THINWIRE_INTEGRATIONS_C_THINWIRE_H_
@@ -520,8 +521,9 @@ TW_API tw_status tw_kv_wait(tw_kv* kv, const char* key); /* null: all keys */
 TW_API tw_status tw_kv_set_optimizer(tw_kv* kv, const char* spec);
 TW_API tw_status tw_kv_barrier(tw_kv* kv);
 /* Worker 0 writes or reads a file of all values and the optimizer's state, and each worker its
- * residuals at PATH.worker-RANK. TW_INVALID_ARGUMENT on all workers, and nothing is loaded, for a
- * file that is missing, damaged or of another save. */
+ * residuals at PATH.worker-RANK. TW_INVALID_ARGUMENT on all workers, and former files stay, if one
+ * can't write; and nothing is loaded, for a file that is missing, damaged, of another save or of an
+ * optimizer that keeps more or fewer arrays. */
 TW_API tw_status tw_kv_save(tw_kv* kv, const char* path);
 TW_API tw_status tw_kv_load(tw_kv* kv, const char* path);
 

@@ -19,7 +19,7 @@ namespace thinwire {
 enum class Together : uint32_t {
   kInit,       // body: StoreTable; values come by kPut
   kOptimizer,  // body: OptimizerSpec as text
-  kBarrier,    // no body
+  kBarrier,    // no body; or kComplaint and why the worker's part of a save can't be written
   kLoad,       // body: kComplaint and why the worker can't load; or the save that it has loaded
                // from, the same on all; or none. States come by kPut
 };
@@ -31,7 +31,7 @@ inline constexpr std::string_view kWaitForWork = "wait";
 
 inline constexpr size_t kTogetherKinds = 4;
 
-// Begins the body of a kLoad that can't be done.
+// Begins the body of a call that the worker can't take its part in.
 inline constexpr std::string_view kComplaint = "can't load: ";
 
 struct StoreHead {

@@ -183,6 +183,11 @@ absl::Status StoreServer::OnPush(int worker, const StoreHead& head, std::vector<
   if (!bad.ok()) return with_key(bad);
   const absl::Status counted = slice.ledger.OnPush(worker, head.number);
   if (absl::IsAlreadyExists(counted)) return absl::OkStatus();  // applied once
+  if (absl::IsInternal(counted) && options_.has_journal) {
+    return with_key(absl::DataLossError(
+        absl::StrCat(counted.message(), "; the journal lacks what was answered before, as after a ",
+                     "cut or a disk that lost it; start the run again from saved states")));
+  }
   if (!counted.ok()) return with_key(counted);
   slice.pushes.push_back({{worker, head.number}, std::move(body)});
   return absl::OkStatus();

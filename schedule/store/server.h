@@ -236,13 +236,13 @@ class StoreServer {
   absl::Status OnCall(int worker, const StoreHead& head, std::vector<uint8_t> body, Deadline now);
   absl::Status TryCalls();
   void AnswerCall(int worker, uint32_t what, uint64_t number, std::vector<uint8_t> refusal);
-  static std::vector<uint8_t> RefusalOf(const Call& call);
+  std::vector<uint8_t> RefusalOf(Together what, const Call& call) const;
   absl::Status Complete(Together what, const Call& call);
   absl::Status Init(const Call& call);
   absl::Status SetOptimizer(std::string_view body);
-  absl::Status Load();
+  void Load();
   std::vector<uint8_t> StateOf(const Slice& slice) const;
-  absl::Status SetState(Slice& slice, const std::vector<uint8_t>& state);
+  static absl::Status CheckState(const Slice& slice, const std::vector<uint8_t>& state);
   void Drain(uint32_t number, Slice& slice, Deadline now);
   void EndGrace(uint32_t number, Deadline now);
   void Update(uint32_t number, Slice& slice, const std::vector<Ledger::Step::Push>& pushes);

@@ -19,10 +19,23 @@ using Kind = StoreHead::Kind;
 // A state: steps, the number of slots, the values, the slots.
 constexpr size_t kStateHead = 2 * sizeof(uint64_t);
 
-std::string FirstLines(std::string_view text) {
+// The first lines of an init (mode, codec, hash of the layout), and the first slice in which it
+// differs from another one. Other calls have one line.
+std::string Summary(std::string_view text, std::string_view other) {
   const std::vector<std::string> lines = absl::StrSplit(std::string(text), '\n');
-  return absl::StrJoin(lines.begin(), lines.begin() + std::min<ptrdiff_t>(3, std::ssize(lines)),
-                       " ");
+  const std::vector<std::string> others = absl::StrSplit(std::string(other), '\n');
+  const ptrdiff_t head = std::min<ptrdiff_t>(3, std::ssize(lines));
+  std::string summary = absl::StrJoin(lines.begin(), lines.begin() + head, " ");
+  auto at = static_cast<size_t>(head);
+  while (at < lines.size() && at < others.size() && lines[at] == others[at]) ++at;
+  if (at >= lines.size()) {
+    return at < others.size() ? absl::StrCat(summary, ", no more keys") : summary;
+  }
+  const std::vector<std::string> words = absl::StrSplit(lines[at], absl::MaxSplits(' ', 4));
+  if (words.size() != 5) return summary;
+  const std::string rows = words[3] == "0" ? "" : absl::StrCat(", in rows of ", words[3]);
+  return absl::StrCat(summary, ", ", words[2], " elements of key '", words[4], "' from ", words[1],
+                      " on", rows);
 }
 
 bool ParseSize(const std::string& text, size_t* value) {
@@ -83,8 +96,8 @@ uint64_t StoreServer::LastCall(uint32_t what) const {
 absl::Status StoreServer::CheckJoiner(Together what, uint64_t number, std::string_view body) const {
   if (what == Together::kInit && number <= inits_.size() && inits_[number - 1] != body) {
     return absl::FailedPreconditionError(
-        absl::StrCat("its init ", number, " has '", FirstLines(body), "', the store has '",
-                     FirstLines(inits_[number - 1]),
+        absl::StrCat("its init ", number, " has '", Summary(body, inits_[number - 1]),
+                     "', the store has '", Summary(inits_[number - 1], body),
                      "'; call it with the mode, codec, keys and sizes of the others"));
   }
   if (what == Together::kOptimizer) {
@@ -135,12 +148,13 @@ absl::Status StoreServer::OnCall(int worker, const StoreHead& head, std::vector<
   const auto what = static_cast<Together>(head.slice);
   Call& call = calls_[{head.slice, head.number}];
   if (call.bodies.empty()) call.since = now;
-  const bool must_agree = what != Together::kLoad;
+  const bool must_agree = what != Together::kLoad && what != Together::kBarrier;
   if (must_agree && !call.bodies.empty() && call.bodies.begin()->second != body) {
     const auto& [other, first] = *call.bodies.begin();
     return absl::FailedPreconditionError(absl::StrCat(
-        Name(what), " differs: worker ", other, " has '", FirstLines(TextOf(first)), "', worker ",
-        worker, " has '", FirstLines(TextOf(body)), "'; call it with the same ",
+        Name(what), " differs: worker ", other, " has '", Summary(TextOf(first), TextOf(body)),
+        "', worker ", worker, " has '", Summary(TextOf(body), TextOf(first)),
+        "'; call it with the same ",
         what == Together::kInit ? "mode, codec, keys and sizes in the same order" : "arguments",
         " on every worker"));
   }
@@ -179,8 +193,7 @@ absl::Status StoreServer::TryCalls() {
     const auto [what, number] = it->first;
     const Call call = std::move(it->second);
     it = calls_.erase(it);
-    std::vector<uint8_t> refusal;
-    if (static_cast<Together>(what) == Together::kLoad) refusal = RefusalOf(call);
+    std::vector<uint8_t> refusal = RefusalOf(static_cast<Together>(what), call);
     if (refusal.empty()) {
       const absl::Status bad = Complete(static_cast<Together>(what), call);
       if (!bad.ok()) return bad;
@@ -206,14 +219,18 @@ void StoreServer::AnswerCall(int worker, uint32_t what, uint64_t number,
   send_(worker, kLast, head, std::move(refusal));
 }
 
-// The first complaint about a load, or what two workers differ in. The store goes on without it.
-std::vector<uint8_t> StoreServer::RefusalOf(const Call& call) {
+// The first complaint about a load, or about the files of a save at its barrier; what two workers
+// load that differs, or a state that does not fit. The store goes on without it.
+std::vector<uint8_t> StoreServer::RefusalOf(Together what, const Call& call) const {
+  const bool loads = what == Together::kLoad;
+  if (!loads && what != Together::kBarrier) return {};
   std::string text, first;
   int other = 0;
   for (const auto& [worker, bytes] : call.bodies) {
     const std::string body(TextOf(bytes));
     if (body.starts_with(kComplaint)) {
-      text = absl::StrCat("load failed on worker ", worker, ": ", body.substr(kComplaint.size()));
+      text = absl::StrCat(loads ? "load" : "save", " failed on worker ", worker, ": ",
+                          body.substr(kComplaint.size()));
       break;
     }
     if (first.empty()) {
@@ -225,6 +242,15 @@ std::vector<uint8_t> StoreServer::RefusalOf(const Call& call) {
                           " has; give each worker its file of the same save");
     }
   }
+  for (const auto& [number, slice] : slices_) {
+    if (!loads || !text.empty()) break;
+    const auto state = puts_.find(number);
+    if (state == puts_.end()) {
+      text = absl::StrCat("load failed: worker 0 sent no state of key '", slice.key, "'");
+    } else if (const absl::Status bad = CheckState(slice, state->second); !bad.ok()) {
+      text = absl::StrCat("load failed: ", bad.message());
+    }
+  }
   return {text.begin(), text.end()};
 }
 
@@ -232,7 +258,7 @@ absl::Status StoreServer::Complete(Together what, const Call& call) {
   switch (what) {
     case Together::kInit: return Init(call);
     case Together::kOptimizer: return SetOptimizer(TextOf(call.bodies.begin()->second));
-    case Together::kLoad: return Load();
+    case Together::kLoad: Load(); return absl::OkStatus();
     case Together::kBarrier: break;
   }
   // Pulls after a barrier see everything that was pushed before it.
@@ -321,35 +347,29 @@ std::vector<uint8_t> StoreServer::StateOf(const Slice& slice) const {
   return state;
 }
 
-absl::Status StoreServer::SetState(Slice& slice, const std::vector<uint8_t>& state) {
+absl::Status StoreServer::CheckState(const Slice& slice, const std::vector<uint8_t>& state) {
   const size_t array = slice.x.size() * sizeof(float);
   const size_t expected = kStateHead + array * (1 + slice.slots.size());
-  if (state.size() != expected) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("key '", slice.key, "': its state has ", state.size(), " bytes, expected ",
-                     expected, " for ", slice.x.size(), " elements and ", slice.slots.size(),
-                     " arrays of the optimizer; load with the optimizer that it was saved with"));
-  }
-  std::memcpy(&slice.steps, state.data(), sizeof(slice.steps));
-  const uint8_t* at = state.data() + kStateHead;
-  std::memcpy(slice.x.data(), at, array);
-  for (std::vector<float>& slot : slice.slots) std::memcpy(slot.data(), at += array, array);
-  slice.stream.Reset(slice.x);
-  slice.published = slice.ledger.version();
-  return absl::OkStatus();
+  if (state.size() == expected) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("key '", slice.key, "': its state has ", state.size(), " bytes, expected ",
+                   expected, " for ", slice.x.size(), " elements and ", slice.slots.size(),
+                   " arrays of the optimizer; load with the optimizer that it was saved with"));
 }
 
-absl::Status StoreServer::Load() {
+// RefusalOf has checked the states.
+void StoreServer::Load() {
   for (auto& [number, slice] : slices_) {
-    const auto state = puts_.find(number);
-    if (state == puts_.end()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("key '", slice.key, "': worker 0 sent no state of slice ", number));
-    }
-    if (absl::Status bad = SetState(slice, state->second); !bad.ok()) return bad;
+    const std::vector<uint8_t>& state = puts_.at(number);
+    const size_t array = slice.x.size() * sizeof(float);
+    std::memcpy(&slice.steps, state.data(), sizeof(slice.steps));
+    const uint8_t* at = state.data() + kStateHead;
+    std::memcpy(slice.x.data(), at, array);
+    for (std::vector<float>& slot : slice.slots) std::memcpy(slot.data(), at += array, array);
+    slice.stream.Reset(slice.x);
+    slice.published = slice.ledger.version();
   }
   puts_.clear();
-  return absl::OkStatus();
 }
 
 }  // namespace thinwire

@@ -54,12 +54,13 @@ absl::StatusOr<GroupKey> AgreeOnKey(const StorePlace& place, Deadline deadline) 
 }  // namespace
 
 absl::StatusOr<StoreMembership> JoinStore(const StorePlace& place) {
-  if (place.workers < 1 || place.servers < 1 || place.rank < 0 ||
+  if (place.workers < 1 || place.workers > kMaxStoreWorkers || place.servers < 1 ||
+      place.servers > kMaxStoreWorkers || place.rank < 0 ||
       place.rank - place.servers >= kMaxStoreWorkers) {
     return absl::InvalidArgumentError(
         absl::StrCat("rank ", place.rank, " of a store with ", place.workers, " workers and ",
-                     place.servers, " servers: expected 1 or more of each, and a rank from 0 on, ",
-                     "of at most ", kMaxStoreWorkers, " workers"));
+                     place.servers, " servers: expected 1 to ", kMaxStoreWorkers,
+                     " of each, and a rank from 0 on, of at most ", kMaxStoreWorkers, " workers"));
   }
   std::vector<int> servers;
   for (int server = 0; server < place.servers; ++server) {

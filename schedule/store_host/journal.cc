@@ -206,8 +206,10 @@ absl::StatusOr<std::optional<StoreRecord>> Journal::Read() {
 }
 
 bool Journal::OnlyZerosFollow() {
-  using Iterator = std::istreambuf_iterator<char>;
-  return std::all_of(Iterator(in_), Iterator(), [](char byte) { return byte == 0; });
+  for (char byte = 0; in_.get(byte);) {
+    if (byte != 0) return false;
+  }
+  return !in_.bad();
 }
 
 absl::Status Journal::Write(int fd, const StoreRecord& record) {

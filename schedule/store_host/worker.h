@@ -207,7 +207,10 @@ class StoreWorker {
   absl::StatusOr<std::string> StatesAsFile();
   absl::StatusOr<uint64_t> SaveNumber();
   std::string ResidualsAsFile(uint64_t save) const;
-  absl::Status WriteFile(const std::string& path, const std::string& file) const;
+  // Writes this worker's files of a save beside their places. `files`: these.
+  absl::Status WriteFiles(const std::string& path, std::vector<std::string>* files);
+  static absl::Status WriteDraft(const std::string& path, const std::string& file,
+                                 std::vector<std::string>* files);
   absl::StatusOr<Part> ReadPart(const std::string& path) const;
   // Sends what the file holds. `part`: worker 0's, of the same save.
   absl::Status PutStates(const std::string& file, Part* part);

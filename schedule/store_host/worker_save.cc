@@ -8,6 +8,8 @@
 #include <cstring>
 #include <fstream>
 #include <iterator>
+#include <string>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "schedule/hash.h"
@@ -28,10 +30,23 @@ std::string PartOf(const std::string& path, int rank) {
   return absl::StrCat(path, ".worker-", rank);
 }
 
+// Stores of other processes may be saved there at the same time.
+std::string DraftOf(const std::string& path) { return absl::StrCat(path, ".tmp-", getpid()); }
+
+absl::Status NotSaved(const std::string& path) {
+  const char* const reason = std::strerror(errno);
+  return absl::InvalidArgumentError(absl::StrCat("can't write ", path, ": ", reason));
+}
+
 absl::StatusOr<std::string> ReadFile(const std::string& path) {
   std::ifstream in(path, std::ios::binary);
-  std::string file{std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
-  if (!in) return absl::InvalidArgumentError("it can't be read");
+  std::string file;
+  // read() keeps an error of a directory or a disk, which iterators would throw.
+  for (std::vector<char> part(1 << 20); in;) {
+    in.read(part.data(), std::ssize(part));
+    file.append(part.data(), static_cast<size_t>(in.gcount()));
+  }
+  if (!in.eof()) return absl::InvalidArgumentError("it can't be read");
   return file;
 }
 
@@ -39,28 +54,41 @@ absl::StatusOr<std::string> ReadFile(const std::string& path) {
 
 absl::Status StoreWorker::Save(const std::string& path) {
   if (absl::Status bad = Barrier(); !bad.ok()) return bad;
-  absl::Status written;
-  if (rank_ == 0) {
-    const absl::StatusOr<std::string> file = StatesAsFile();
-    written = file.ok() ? WriteFile(path, *file) : file.status();
+  std::vector<std::string> files;
+  const absl::Status written = WriteFiles(path, &files);
+  // The files of the save before stay unless all workers have written theirs.
+  const std::string body =
+      written.ok() ? std::string() : absl::StrCat(std::string(kComplaint), written.message());
+  absl::Status saved =
+      CallAll(Together::kBarrier, std::vector<std::string>(resenders_.size(), body));
+  const bool all_written = saved.ok();
+  if (saved.ok()) saved = written;  // nobody hears a worker that catches up
+  for (const std::string& file : files) {
+    if (saved.ok() && std::rename(DraftOf(file).c_str(), file.c_str()) != 0) saved = NotSaved(file);
+    if (!saved.ok()) std::remove(DraftOf(file).c_str());
   }
-  if (written.ok()) {
-    const absl::StatusOr<uint64_t> save = SaveNumber();
-    written = save.ok() ? WriteFile(PartOf(path, rank_), ResidualsAsFile(*save)) : save.status();
-  }
-  const absl::Status all = Barrier();
-  return written.ok() ? all : written;
+  const absl::Status all = all_written ? Barrier() : saved;
+  return saved.ok() ? all : saved;
 }
 
-absl::Status StoreWorker::WriteFile(const std::string& path, const std::string& file) const {
-  // Stores of other processes may be saved there at the same time.
-  const std::string temporary = absl::StrCat(path, ".tmp-", getpid());
-  std::ofstream out(temporary, std::ios::binary | std::ios::trunc);
+absl::Status StoreWorker::WriteFiles(const std::string& path, std::vector<std::string>* files) {
+  if (rank_ == 0) {
+    const absl::StatusOr<std::string> file = StatesAsFile();
+    if (!file.ok()) return file.status();
+    if (absl::Status bad = WriteDraft(path, *file, files); !bad.ok()) return bad;
+  }
+  const absl::StatusOr<uint64_t> save = SaveNumber();
+  if (!save.ok()) return save.status();
+  return WriteDraft(PartOf(path, rank_), ResidualsAsFile(*save), files);
+}
+
+absl::Status StoreWorker::WriteDraft(const std::string& path, const std::string& file,
+                                     std::vector<std::string>* files) {
+  files->push_back(path);
+  std::ofstream out(DraftOf(path), std::ios::binary | std::ios::trunc);
   out.write(file.data(), static_cast<std::streamsize>(file.size()));
   out.close();
-  if (out && std::rename(temporary.c_str(), path.c_str()) == 0) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat("worker ", rank_, " can't write ", path, ": ", std::strerror(errno)));
+  return out ? absl::OkStatus() : NotSaved(path);
 }
 
 absl::StatusOr<std::vector<uint8_t>> StoreWorker::GetState(size_t slice) {

@@ -4,6 +4,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <climits>
 #include <cstring>
 #include <functional>
 #include <string>
@@ -286,6 +287,8 @@ TEST(CKv, WrongArgumentsAreRefused) {
   EXPECT_EQ(create([&] { options.rank = -1; }), TW_INVALID_ARGUMENT);
   EXPECT_EQ(create([&] { options.rank = 5000; }), TW_INVALID_ARGUMENT);  // of too many workers
   EXPECT_EQ(create([&] { options.workers = 0; }), TW_INVALID_ARGUMENT);
+  EXPECT_EQ(create([&] { options.workers = INT_MAX; }), TW_INVALID_ARGUMENT);
+  EXPECT_EQ(create([&] { options.servers = INT_MAX; }), TW_INVALID_ARGUMENT);
   EXPECT_EQ(create([&] { options.slice_elements = 1000; }), TW_INVALID_ARGUMENT);
   EXPECT_EQ(create([&] { options.timeout_ms = -1; }), TW_INVALID_ARGUMENT);
   tw_kv_options_init(&options);
@@ -304,6 +307,9 @@ TEST(CKv, CallsOnAStoreAreChecked) {
     std::vector<float> w(4);
     const tw_kv_tensor wrong = {"w", w.data(), 4, static_cast<tw_dtype>(7), 0};
     EXPECT_EQ(tw_kv_init(kv, &wrong, 1), TW_INVALID_ARGUMENT);
+    const tw_kv_tensor none = {"none", nullptr, 0, TW_F32, 0};
+    EXPECT_EQ(tw_kv_init(kv, &none, 1), TW_INVALID_ARGUMENT);
+    EXPECT_NE(std::string(tw_last_error()).find("no elements"), std::string::npos);
     EXPECT_EQ(tw_kv_push(kv, "w", w.data(), 4, TW_F32, 0, 1), TW_INVALID_ARGUMENT);
     EXPECT_EQ(tw_kv_set_codec(kv, "int8"), TW_OK) << tw_last_error();
     const tw_kv_tensor tensor = {"w", w.data(), 4, TW_F32, 0};

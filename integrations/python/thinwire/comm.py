@@ -3,6 +3,7 @@ buckets, and what is in flight."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import logging
 import sys
@@ -65,10 +66,12 @@ def pauses(longest_s: float = 0.02) -> Iterator[float]:
 
 
 class StoreCallbacks:
-    """A Store as two C functions. Nothing is raised through C: a failure becomes a number."""
+    """A Store as two C functions. Nothing is raised through C: a failure becomes a number, and
+    used() raises what has interrupted them, such as Ctrl-C."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
+        self._interrupt: BaseException | None = None
         self.struct = _library.Store(
             None, _library.SET_FUNCTION(self._set), _library.GET_FUNCTION(self._get)
         )
@@ -76,7 +79,8 @@ class StoreCallbacks:
     def _set(self, _context: int, key: bytes, value: int, size: int) -> int:
         try:
             self._store.set(key.decode(), ctypes.string_at(value, size))
-        except Exception as error:  # C code can't carry it; the number says that it happened
+        except BaseException as error:  # C code can't carry it; the number says that it happened
+            self._keep(error)
             _log.warning("the rendezvous store refused %r: %s", key, error)
             return 1
         return 0
@@ -84,12 +88,28 @@ class StoreCallbacks:
     def _get(self, _context, key: bytes, out: int, capacity: int, size, timeout_ms: int) -> int:
         try:
             value = self._store.get(key.decode(), timeout_ms / 1000)
-        except Exception as error:
+        except BaseException as error:
+            self._keep(error)
             _log.info("the rendezvous store has no %r: %s", key, error)
             return 1
         size[0] = len(value)
         ctypes.memmove(out, value, min(len(value), capacity))
         return 0
+
+    def _keep(self, error: BaseException) -> None:
+        if not isinstance(error, Exception):
+            self._interrupt = error
+
+    @contextlib.contextmanager
+    def used(self) -> Iterator[None]:
+        """Around the call that has them: what has interrupted them is raised in place of the error
+        that it led to."""
+        try:
+            yield
+        except errors.Error:
+            if self._interrupt is not None:
+                raise self._interrupt from None
+            raise
 
 
 class Segment(NamedTuple):
@@ -243,7 +263,8 @@ class Communicator:
         self._handle = c_void_p()
         self._callbacks = StoreCallbacks(store) if store is not None else None
         options = self._options(rank, size, group, config)
-        _library.check(self._library.tw_comm_create(byref(options), byref(self._handle)))
+        with contextlib.nullcontext() if self._callbacks is None else self._callbacks.used():
+            _library.check(self._library.tw_comm_create(byref(options), byref(self._handle)))
         self._end = weakref.finalize(self, _leave, self._handle, rank)
 
     def leave_exit_to_owner(self) -> None:

@@ -3,16 +3,20 @@ a server which was killed is back at once."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import logging
 import math
 import os
+import signal
+import threading
+from collections.abc import Iterator
 from ctypes import byref
 
 from thinwire import _library, config, launch
 from thinwire.comm import Store, StoreCallbacks
 from thinwire.errors import InvalidArgumentError
-from thinwire.options import Config
+from thinwire.options import Config, milliseconds
 from thinwire.tcp_store import TcpStore
 
 _log = logging.getLogger("thinwire")
@@ -55,7 +59,7 @@ def store_options(settings: Config, journal: str | os.PathLike[str] | None) -> _
     """Return the options that all members set alike: timeout and journal."""
     options = _library.KvOptions()
     _library.load().tw_kv_options_init_sized(byref(options), ctypes.sizeof(options))
-    options.timeout_ms = round((settings.timeout_s or DEFAULT_TIMEOUT_S) * 1000)
+    options.timeout_ms = milliseconds(settings.timeout_s or DEFAULT_TIMEOUT_S)
     kept = os.fspath(journal) if journal is not None else config.kv_journal()
     options.journal = kept.encode() if kept else None
     return options
@@ -98,9 +102,25 @@ def group_of(number: int) -> bytes:
 
 
 def serve(options: _library.KvOptions, store: Store, number: int) -> None:
-    """Serve until all workers have left."""
+    """Serve until all workers have left. Ctrl-C ends the process, unless the program handles it
+    itself."""
     options.group = group_of(number)
     callbacks = StoreCallbacks(store)
     options.store = callbacks.struct
     _log.info("server %d of %d", options.rank - options.workers, options.servers)
-    _library.check(_library.load().tw_kv_serve(byref(options)))
+    with _ended_by_ctrl_c(), callbacks.used():
+        _library.check(_library.load().tw_kv_serve(byref(options)))
+
+
+@contextlib.contextmanager
+def _ended_by_ctrl_c() -> Iterator[None]:
+    """The call below returns when the run is over, and Python's own handler would wait for it."""
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)

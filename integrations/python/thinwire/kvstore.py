@@ -30,9 +30,10 @@ from typing import Any
 import torch.distributed as dist
 
 from thinwire import _library, config, errors, kvserver, kvspecs, launch
+from thinwire.arguments import check_whole
 from thinwire.comm import StoreCallbacks
 from thinwire.errors import InvalidArgumentError
-from thinwire.kvworker import KVStore, whole_number
+from thinwire.kvworker import KVStore
 from thinwire.torch.group import TorchStore
 
 __all__ = ["KVStore", "create"]
@@ -95,7 +96,8 @@ def create(
     options = kvserver.store_options(settings, journal)
     options.mode = mode.encode()
     options.codec = None if codec is None else kvspecs.codec_spec(codec)
-    options.slice_elements = whole_number("slice_elements", slice_elements)
+    check_whole("slice_elements", slice_elements, 0, (1 << 31) - 1)
+    options.slice_elements = slice_elements
     if name in _LOCAL:
         options.journal = None
         thread = _serve_here(options)
@@ -116,7 +118,8 @@ def create(
     options.group = kvserver.group_of(number)
     callbacks = StoreCallbacks(TorchStore(meeting))
     options.store = callbacks.struct
-    store = KVStore(name, options, [callbacks, meeting])
+    with callbacks.used():
+        store = KVStore(name, options, [callbacks, meeting])
     if role.rank is None:
         meeting.add("connected", 1)
     return store

@@ -293,13 +293,15 @@ class KVStore:
 
     def save_optimizer_states(self, fname: str | os.PathLike[str]) -> None:
         """Worker 0 writes values and optimizer states to a file, and each worker its residuals to
-        fname.worker-RANK; all workers call it."""
+        fname.worker-RANK; all workers call it. Raises InvalidArgumentError on all workers, and
+        former files stay, if one can't write."""
         self._check(self._library.tw_kv_save(self._alive(), kvspecs.checked_text("fname", fname)))
 
     def load_optimizer_states(self, fname: str | os.PathLike[str]) -> None:
         """Read what save_optimizer_states() wrote, after the same init() calls and set_optimizer();
         any number of servers will do. All workers call it. Raises InvalidArgumentError, and changes
-        nothing, if a file is missing, damaged or of another save."""
+        nothing, if a file is missing, damaged, of another save or of an optimizer that keeps more
+        or fewer arrays."""
         self._check(self._library.tw_kv_load(self._alive(), kvspecs.checked_text("fname", fname)))
 
     def describe(self) -> str:
@@ -391,22 +393,34 @@ class KVStore:
                 "value, row_sparse=True), or pass tensor.to_dense()"
             )
         tensors.check(tensor, self.rank, lambda: f"key '{name}'")
-        return tensor.detach().to("cpu").contiguous()
+        return tensor.detach().to("cpu").contiguous().resolve_neg()
 
     def _sum(self, name: str, parts: list[torch.Tensor]) -> torch.Tensor:
         total = self._on_host(name, parts[0])
         if len(parts) > 1:
             total = total.clone()
             for part in parts[1:]:
-                total += self._on_host(name, part)
+                more = self._on_host(name, part)
+                self._check_alike(name, more, total)
+                total += more
         return total
+
+    def _check_alike(self, name: str, part: torch.Tensor, first: torch.Tensor) -> None:
+        """InvalidArgumentError unless tensors of one key have one shape, since torch would repeat
+        the smaller one."""
+        if part.shape != first.shape:
+            raise InvalidArgumentError(
+                f"rank {self.rank}, key '{name}': got tensors of shapes {tuple(first.shape)} and "
+                f"{tuple(part.shape)}; pass tensors of one shape"
+            )
 
     def _landing(self, name: str, outs: list[torch.Tensor]) -> _Landing:
         for out in outs:
             tensors.check(out, self.rank, lambda: f"key '{name}'")
             tensors.check_writable(out, self.rank, f"key '{name}'")
+            self._check_alike(name, out, outs[0])
         first = outs[0].detach()
-        if first.device.type == "cpu" and first.is_contiguous():
+        if first.device.type == "cpu" and first.is_contiguous() and not first.is_neg():
             return _Landing(first, outs[1:])
         return _Landing(torch.empty(first.shape, dtype=first.dtype), outs)
 
@@ -437,8 +451,10 @@ def take_work(
 def _names(key: Key | Sequence[Key]) -> list[str]:
     keys = list(key) if isinstance(key, (list, tuple, range)) else [key]
     for each in keys:
-        if not isinstance(each, (int, str)) or isinstance(each, bool) or each == "":
-            raise InvalidArgumentError(f"key {each!r} is no whole number or text")
+        if (not isinstance(each, int) or isinstance(each, bool)) and not kvspecs.is_text(each):
+            raise InvalidArgumentError(
+                f"key {each!r} is no whole number, and no text that has no NUL and can be UTF-8"
+            )
     return [str(each) for each in keys]
 
 

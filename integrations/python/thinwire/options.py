@@ -65,7 +65,8 @@ def _whole(at_least: int, at_most: int) -> Kind:
     return Kind(expected, int, right, lambda value: value or 0)
 
 
-def _milliseconds(seconds: float | None) -> int:
+def milliseconds(seconds: float | None) -> int:
+    """As C takes them: 0 for None, and never 0 or more than an int holds for a time."""
     return 0 if seconds is None else min(math.ceil(seconds * 1000), _INT_MAX)
 
 
@@ -96,7 +97,7 @@ def _one_of(words: Any) -> Kind:
 
 _SECONDS = Kind(
     "a number of seconds above 0", float,
-    lambda value: _is_number(value) and math.isfinite(value) and value > 0, _milliseconds,
+    lambda value: _is_number(value) and math.isfinite(value) and value > 0, milliseconds,
 )  # fmt: skip
 _MOMENTUM = Kind(
     "a number from 0 to below 1", float, lambda value: _is_number(value) and 0 <= value < 1, float

@@ -1,6 +1,8 @@
 """thinwire.tcp_store against torch's own store, and the errors of `thinwire serve`."""
 
 import datetime
+import os
+import signal
 import subprocess
 import sys
 
@@ -8,7 +10,8 @@ import pytest
 import thinwire
 import torch.distributed as dist
 from ranks import reserved_port, variables
-from thinwire import cli, kvserver, launch
+from thinwire import cli, config, kvserver, launch
+from thinwire.comm import Communicator
 from thinwire.tcp_store import TcpStore
 
 
@@ -76,6 +79,41 @@ def test_serve_tells_a_worker_that_it_is_none(monkeypatch, capsys):
         monkeypatch.setenv(name, value)
     assert cli.main(["serve"]) == 1
     assert "this process is a worker by its variables, expected a server" in capsys.readouterr().err
+
+
+def test_ctrl_c_ends_a_server(theirs):
+    own = variables(1, 2, theirs.port) | {"THINWIRE_SERVERS": "1"}
+    theirs.set("0/thinwire.kvstore/0/kv/token", b"0" * 64)
+    command = [sys.executable, "-m", "thinwire", "serve", "--timeout", "60"]
+    with subprocess.Popen(command, env=os.environ | own) as server:
+        theirs.get("0/thinwire.kvstore/0/kv/address/1")  # it listens
+        server.send_signal(signal.SIGINT)
+        assert server.wait(20) == -signal.SIGINT
+
+
+class Interrupted:
+    """A store whose user presses Ctrl-C."""
+
+    def set(self, key, value):
+        pass
+
+    def get(self, key, timeout_s):
+        raise KeyboardInterrupt
+
+
+def test_ctrl_c_at_the_rendezvous_is_raised():
+    options = kvserver.store_options(config.resolve(timeout_s=20), None)
+    options.rank, options.workers, options.servers = 1, 1, 1
+    with pytest.raises(KeyboardInterrupt):
+        kvserver.serve(options, Interrupted(), 0)
+    with pytest.raises(KeyboardInterrupt):
+        Communicator(0, 2, Interrupted(), "interrupted", config.resolve(timeout_s=20))
+
+
+def test_a_time_is_whole_milliseconds_that_an_int_holds():
+    for seconds, milliseconds in ((1e-4, 1), (0.1, 100), (4294968, 2**31 - 1), (1e9, 2**31 - 1)):
+        options = kvserver.store_options(config.resolve(timeout_s=seconds), None)
+        assert options.timeout_ms == milliseconds
 
 
 def test_ranks_by_the_order_of_coming_end_with_the_last_server(theirs):

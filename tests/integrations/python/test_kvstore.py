@@ -197,6 +197,10 @@ def test_values_and_lists_of_them(kv):
     kv.wait()
     assert torch.equal(grads[0], torch.full((2, 3), 5.0))
     assert torch.equal(grads[1], torch.ones(4, dtype=torch.bfloat16))
+    negated = torch.complex(torch.zeros(2, 3), torch.ones(2, 3)).conj().imag  # a view
+    kv.push("a", negated.contiguous())
+    kv.pull("a", out=torch._neg_view(memory := torch.empty(2, 3)))
+    assert torch.equal(memory, torch.full((2, 3), -4.0))
     other = torch.empty(5)
     kv.broadcast("b", torch.arange(5.0), out=other)
     assert torch.equal(other, torch.arange(5.0))
@@ -287,6 +291,7 @@ def test_wrong_calls_are_typed_errors_that_say_the_fix(kv):
         (lambda: kvstore.create(7), "dist_sync"),
         (lambda: kvstore.create("local", codec="int5"), "int8"),
         (lambda: kvstore.create("local", slice_elements=100), "4096"),
+        (lambda: kvstore.create("local", slice_elements=-4096), "-4096"),
         (lambda: kv.init("w", torch.ones(4)), "already"),
         (lambda: kv.push("v", torch.ones(4)), "init"),
         (lambda: kv.push("w", torch.ones(3)), "4 elements"),
@@ -295,6 +300,11 @@ def test_wrong_calls_are_typed_errors_that_say_the_fix(kv):
         (lambda: kv.push(["w"], []), "one for each key"),
         (lambda: kv.push(["w"], torch.ones(1, 4)), "list of tensors"),
         (lambda: kv.push("w", []), "expected a tensor"),
+        (lambda: kv.push("w", [torch.ones(4), torch.ones(1)]), "shapes .4,. and .1,."),
+        (lambda: kv.pull("w", [torch.ones(4), torch.ones(2, 4)]), "shapes .4,. and .2, 4."),
+        (lambda: kv.push("a\0b", torch.ones(4)), "NUL"),
+        (lambda: kv.push("\ud800", torch.ones(4)), "UTF-8"),
+        (lambda: kv.save_optimizer_states("\ud800"), "UTF-8"),
         (lambda: kv.pull("w", torch.ones(1).expand(4)), "expanded"),
         (lambda: kv.pushpull("w", torch.ones(4), torch.ones(4).half()), "one dtype"),
         (lambda: kv.push("w", torch.ones(4), weight=2), "key 'w'.* 2, expected 1 .*sync:quorum"),

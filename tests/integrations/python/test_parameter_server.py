@@ -251,3 +251,33 @@ def test_models_train_in_every_mode(mode, lr, tmp_path):
     assert all(float(line[3]) < 5 for line in lines), "the first loss is about 50"
     if mode == "sync":
         assert lines[0][5] == lines[1][5]
+
+
+class ReadsOthers(torch.nn.Module):
+    """Attention, which reads a child's weight without calling it, and a parent that does the
+    same."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = torch.nn.MultiheadAttention(8, 2)
+        self.holder = torch.nn.Linear(8, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.attention(x, x, x, need_weights=False)[0]
+        return torch.nn.functional.linear(x, self.holder.weight, self.holder.bias)
+
+
+def test_a_forward_waits_for_all_parameters_that_it_reads():
+    net = ReadsOthers()
+    served = ParameterServerOptimizer(
+        torch.optim.SGD(net.parameters(), lr=0.1), net, mode="local", timeout_s=20
+    )
+    waited, wait = set(), served.store.wait
+    served.store.wait = lambda name=None: (waited.add(name), wait(name))
+    for _ in range(2):
+        waited.clear()
+        net(torch.randn(3, 2, 8)).square().mean().backward()
+        in_forward = set(waited)
+        served.step()
+    assert in_forward == {name for name, _ in net.named_parameters()}
+    served.close()

@@ -332,9 +332,9 @@ def resumed_elsewhere(rank: int, states: list):
         return local.state_dict()["residuals"][0]
 
 
-@pytest.mark.parametrize("world", [2, 5])
-def test_the_sum_of_residuals_is_kept_in_another_world(world):
-    states = run(saved_states, world=3)
+@pytest.mark.parametrize(("saved", "world"), [(3, 2), (3, 5), (1, 2)])
+def test_the_sum_of_residuals_is_kept_in_another_world(saved, world):
+    states = run(saved_states, world=saved)
     found = run(resumed_elsewhere, states, world=world)
     for name in states[0]["residuals"][0]:
         before = sum(state["residuals"][0][name].double() for state in states)
@@ -557,6 +557,8 @@ def test_a_state_comes_back_and_equal_states_have_equal_bytes():
         ({"sync_every": 4, "decay": 2.0}, "decay is 2.0"),
         ({"sync_every": 4, "fragment_update_alpha": -1}, "fragment_update_alpha is -1"),
         ({"sync_every": 4, "weight": 0.0}, "weight is 0.0"),
+        ({"sync_every": 4, "weight": float("inf")}, "weight is inf"),
+        ({"sync_every": 4, "prox": float("nan")}, "prox is nan"),
         ({"sync_every": 4, "codec": "int5"}, "int5"),
         ({"sync_every": "often"}, "steps, a timedelta or an Overhead"),
         ({"sync_every": 4, "round_log": "/nowhere/rounds"}, "round_log is '/nowhere/rounds'"),
@@ -567,6 +569,31 @@ def test_what_cannot_be_is_refused(options, message):
     inner = torch.optim.SGD(model.parameters(), lr=0.05)
     with pytest.raises(InvalidArgumentError, match=message):
         sites.DiLoCo(sites.static(), [model[0], model[2:]], inner, inner, **options)
+
+
+def test_an_outer_optimizer_has_all_parameters():
+    model = make_mlp(width=WIDTH)
+    inner = torch.optim.SGD(model.parameters(), lr=0.05)
+    outer = torch.optim.SGD(model[0].parameters(), lr=0.7)
+    with pytest.raises(InvalidArgumentError, match=r"has no '2\.weight'"):
+        sites.DiLoCo(sites.static(), [model], inner, outer, 4)
+
+
+def test_calls_that_cannot_be_are_refused():
+    model = make_mlp(width=WIDTH)
+    inner = torch.optim.SGD(model.parameters(), lr=0.05)
+    local = sites.LocalSGD(sites.static(), model, inner, 4)
+    for samples in (-1, float("nan"), float("inf"), "8", None, torch.ones(2)):
+        with pytest.raises(InvalidArgumentError, match="samples is"):
+            local.saw(samples)
+    local.saw(torch.tensor(8))
+    with pytest.raises(InvalidArgumentError, match="saved is None"):
+        local.load_state_dict(None)
+    for options in ({"timeout_s": "5"}, {"beat_s": -1}, {"dead_s": None}, {"allow_split": "x"}):
+        with pytest.raises(InvalidArgumentError, match=f"{next(iter(options))} is"):
+            sites.join(torch.distributed.HashStore(), "site", **options)
+    with pytest.raises(InvalidArgumentError, match="outside the `with`"):
+        local.sync()
 
 
 def test_fragments_have_no_parameter_in_common():

@@ -270,6 +270,9 @@ TEST(StoreTest, AWorkerThatJoinsWithOtherKeysIsRefusedAlone) {
         const absl::Status refused = join(key, optimizer);
         EXPECT_TRUE(absl::IsFailedPrecondition(refused)) << refused;
         EXPECT_NE(refused.message().find("worker 2 can't join"), std::string::npos) << refused;
+        if (std::string(key) == "w") continue;
+        EXPECT_NE(refused.message().find("100 elements of key 'v'"), std::string::npos) << refused;
+        EXPECT_NE(refused.message().find("100 elements of key 'w'"), std::string::npos) << refused;
       }
       EXPECT_TRUE(join("w", "add:lr=0.01").ok());  // the store's rate stays
     }

@@ -142,6 +142,29 @@ TEST(StoreRestartTest, WorkersWaitForKilledServersAndHaveTheSameBits) {
 }
 
 // Each push counts once, also of a worker that pushes and leaves while the server is away.
+TEST(StoreRestartTest, AJournalThatLostWhatWasAnsweredIsDataLoss) {
+  StoreRanks store{.workers = 1};
+  const OwnFolder folder;
+  const auto cut = [&] {
+    const std::string file = folder.File("server-0.journal");
+    std::filesystem::resize_file(file, std::filesystem::file_size(file) / 2);
+  };
+  store.serve = [&](int server) {
+    return ServeAndDie(store, server, {.folder = folder.path()}, {60}, cut);
+  };
+  store.Run([&](std::unique_ptr<StoreWorker>& kv) {
+    std::vector<float> w(100);
+    ASSERT_TRUE(kv->Init(std::vector<StoreWorker::Value>{{"w", View(w)}}).ok());
+    absl::Status status;
+    for (int step = 0; step < 100 && status.ok(); ++step) {
+      status = kv->PushPull("w", View(w), View(w), 0);
+      if (status.ok()) status = kv->WaitAll();
+    }
+    EXPECT_TRUE(absl::IsDataLoss(status)) << status;
+    EXPECT_NE(status.message().find("the journal lacks"), std::string::npos) << status;
+  });
+}
+
 TEST(StoreRestartTest, NothingIsLostOrAppliedTwiceInAsync) {
   for (const char* const mode : {"async", "ssp:staleness=2"}) {
     StoreRanks store{.workers = 3, .mode = mode};

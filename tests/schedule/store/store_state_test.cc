@@ -1,7 +1,9 @@
 // The store saves values, slots and residuals, loads them, and refuses files of other saves.
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <cstdio>
+#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <string>
@@ -149,6 +151,74 @@ TEST(StoreTest, ResidualsThatAreNotOfTheSaveAreRefusedOnAllWorkers) {
       EXPECT_EQ(out, w);  // nothing has changed
     });
     std::ofstream(place(rank), std::ios::binary) << before;
+  }
+}
+
+TEST(StoreTest, AFileOfAnotherOptimizerIsRefusedAndTheStoreGoesOn) {
+  const OwnFolder folder;
+  const std::string path = folder.File("store_state");
+  StoreRanks store{.workers = 2, .servers = 2};
+  store.Run([&](std::unique_ptr<StoreWorker>& kv) {
+    std::vector<float> w(40000, 1.0f);
+    ASSERT_TRUE(kv->Init(std::vector<StoreWorker::Value>{{"w", View(w)}}).ok());
+    ASSERT_TRUE(kv->Save(path).ok());
+    ASSERT_TRUE(kv->SetOptimizer("adam:lr=0.1").ok());
+    const absl::Status loaded = kv->Load(path);
+    EXPECT_TRUE(absl::IsInvalidArgument(loaded)) << loaded;
+    EXPECT_NE(loaded.message().find("the optimizer that it was saved with"), std::string::npos);
+    ASSERT_TRUE(kv->SetOptimizer("sgd:lr=0.1").ok());
+    const absl::Status again = kv->Load(path);
+    EXPECT_TRUE(again.ok()) << again;
+    std::vector<float> out(w.size());
+    ASSERT_TRUE(kv->Pull("w", View(out), 0).ok());
+    ASSERT_TRUE(kv->WaitAll().ok());
+    EXPECT_EQ(out, w);
+  });
+}
+
+// One worker's disk is full, as it were.
+TEST(StoreTest, ASaveThatOneWorkerCanNotWriteIsAnErrorOnAllAndKeepsTheFormerFiles) {
+  const OwnFolder folder;
+  const std::string path = folder.File("store_state");
+  const std::string taken = absl::StrCat(path, ".worker-1.tmp-", getpid());
+  StoreRanks store{.workers = 2, .codec = "int4"};
+  store.Run([&](std::unique_ptr<StoreWorker>& kv) {
+    std::vector<float> w = Normal(10000, 1);
+    ASSERT_TRUE(kv->Init(std::vector<StoreWorker::Value>{{"w", View(w)}}).ok());
+    ASSERT_TRUE(kv->Save(path).ok());
+    if (kv->rank() == 0) std::filesystem::create_directory(taken);
+    ASSERT_TRUE(kv->PushPull("w", View(w), View(w), 0).ok());
+    ASSERT_TRUE(kv->WaitAll().ok());
+    const absl::Status saved = kv->Save(path);
+    EXPECT_TRUE(absl::IsInvalidArgument(saved)) << saved;
+    EXPECT_NE(saved.message().find("save failed on worker 1"), std::string::npos) << saved;
+    std::filesystem::remove(taken);
+    const absl::Status loaded = kv->Load(path);
+    EXPECT_TRUE(loaded.ok()) << loaded;
+    EXPECT_TRUE(kv->Save(path).ok());
+  });
+  size_t files = 0;
+  for ([[maybe_unused]] const auto& entry : std::filesystem::directory_iterator(folder.path())) {
+    ++files;
+  }
+  EXPECT_EQ(files, 3u);
+}
+
+TEST(StoreTest, AFolderIsNoFileOfASave) {
+  const OwnFolder folder;
+  const std::string taken = folder.File("taken");
+  std::filesystem::create_directory(taken);
+  StoreRanks store{.workers = 1};
+  store.Run([&](std::unique_ptr<StoreWorker>& kv) {
+    std::vector<float> w(1000);
+    ASSERT_TRUE(kv->Init(std::vector<StoreWorker::Value>{{"w", View(w)}}).ok());
+    const absl::Status saved = kv->Save(taken);
+    EXPECT_TRUE(absl::IsInvalidArgument(saved)) << saved;
+    const absl::Status loaded = kv->Load(taken);
+    EXPECT_TRUE(absl::IsInvalidArgument(loaded)) << loaded;
+  });
+  for (const auto& entry : std::filesystem::directory_iterator(folder.path())) {
+    EXPECT_EQ(entry.path(), taken);
   }
 }
 

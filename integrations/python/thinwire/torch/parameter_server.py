@@ -12,6 +12,7 @@ import torch.utils.data
 from thinwire import kvspecs, kvstore, kvworker
 from thinwire.errors import InvalidArgumentError
 from thinwire.torch import private
+from thinwire.torch.optimizer.model_hooks import ForwardOrder
 
 _MODES = {"local": "local", "sync": "dist_sync", "async": "dist_async"}
 _SSP = "ssp:"
@@ -24,11 +25,12 @@ class ParameterServerOptimizer:
 
     Each gradient is pushed when backward() has it, so that it travels while the rest is computed,
     and its values are pulled by the same message, the first layers' first (P3, Jayarajan et al.,
-    MLSys 2019). step() returns at once: each module's forward waits for its own parameters, so that
-    the rest still travels while the first layers compute. So parameters may change from backward()
-    on, and whoever reads them in another way calls wait() after step(). A loop that changes
-    gradients before step(), such as one that clips them, or has several backward() for a step,
-    takes overlap=False: step() pushes all then, with the same values in the end.
+    MLSys 2019). step() returns at once: each module's forward waits for the parameters that it
+    reads, so that the rest still travels while the first layers compute. The first forward of
+    `model` shows which these are. So parameters may change from backward() on, and whoever reads
+    them in another way calls wait() after step(). A loop that changes gradients before step(), such
+    as one that clips them, or has several backward() for a step, takes overlap=False: step() pushes
+    all then, with the same values in the end.
 
     The weight of an Embedding or EmbeddingBag with sparse=True is row-sparse: step() pushes the
     rows that its gradient has, and its forward pulls the rows that it looks up, and waits for them.
@@ -104,10 +106,13 @@ class ParameterServerOptimizer:
                 self.store.init(names, self._values(names), row_sparse=is_table)
         self._set_numbers()
         self._pull_all()
+        # A module may read more than its own parameters, as attention does. The first forward of
+        # the model, when nothing is under way, shows which.
+        self._order = ForwardOrder(model, [self._parameters[name] for name in self._dense])
+        self._needs: dict[torch.nn.Module, list[str]] = {}
         self._hooks = [
             module.register_forward_pre_hook(self._before_forward, with_kwargs=True)
             for module in model.modules()
-            if any(p.requires_grad for p in module.parameters(recurse=False))
         ]
         # Gradients that backward has pushed, with their versions; until the next step.
         self._pushed: dict[str, tuple[torch.Tensor, int]] = {}
@@ -135,6 +140,8 @@ class ParameterServerOptimizer:
         if not pushed:
             self._renew_numbers()
         self._whole = self._begun = False
+        if not self._needs and self._order.first_use:
+            self._needs = self._order.needs({self._parameters[n]: n for n in self._dense})
         for name, parameter in self._parameters.items():
             if name in self._tables:
                 self._push_rows(name, parameter, self._priorities[name])
@@ -240,6 +247,7 @@ class ParameterServerOptimizer:
         """Wait, leave the store, and take the hooks off the model. A second call does nothing."""
         if not self._hooks:
             return
+        self._order.stop()
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
@@ -345,6 +353,8 @@ class ParameterServerOptimizer:
                 self._pull_rows(name, module, args[0] if args else kwargs.get("input"))
             elif name is not None:
                 self.store.wait(name)
+        for name in self._needs.get(module, ()):
+            self.store.wait(name)
 
     def _pull_rows(self, name: str, module: torch.nn.Module, looked_up: object) -> None:
         """Pull what the forward of a module that has a table reads of it."""

@@ -30,7 +30,7 @@ class ModelHooks:
     ) -> None:
         """names: of the parameters that are trained."""
         self._names, self._before_use = names, before_use
-        self._order = _ForwardOrder(model, names)
+        self._order = ForwardOrder(model, names)
         self._needs: dict[torch.nn.Module, list[GradientBucket]] = {}
         self._handles = [
             *(p.register_post_accumulate_grad_hook(on_gradient) for p in names),
@@ -86,7 +86,7 @@ class _Watch(TorchFunctionMode):
         return function(*args, **kwargs)
 
 
-class _ForwardOrder:
+class ForwardOrder:
     """The module whose forward pass uses each parameter first, and the order of first uses.
 
     It is learnt in one forward pass. A module may need more than its own parameters: attention

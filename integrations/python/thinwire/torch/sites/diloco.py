@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -107,8 +108,10 @@ class DiLoCo:
         _check_share("decay", decay)
         if fragment_update_alpha != "rebase":
             _check_share("fragment_update_alpha", fragment_update_alpha)
-        if weight is not None and not weight > 0:
-            raise InvalidArgumentError(f"weight is {weight!r}, expected more than 0, or None")
+        if weight is not None and not (_is_finite(weight) and weight > 0):
+            raise wrong("weight", weight, "a number above 0, or None")
+        if not (_is_finite(prox) and prox >= 0):
+            raise wrong("prox", prox, "a number from 0 on")
         check_flag("secure", secure)
         if secure:
             secure_sums.check_arguments(members, codec, aggregate)
@@ -129,6 +132,7 @@ class DiLoCo:
         self._kept: Round | None = None  # the round before which its fragment's state was kept
         self._ahead: Round | None = None  # applied, with its votes under way
         self._restored: list[Mapping[str, Any]] = []
+        self._restored_own = False  # its own state dict, and not those of all members
         self._changed: set[int] = set()  # fragments, since the site's other ranks were told
         self._hooks: list[Any] = []
         self.reports: deque[Report] = deque(maxlen=1000)  # of the last rounds
@@ -175,15 +179,25 @@ class DiLoCo:
 
     def saw(self, samples: float) -> None:
         """Count samples, or tokens, of the next steps as this member's weight in its round. Either
-        all members call it, or none."""
+        all members call it, or none. Raises InvalidArgumentError unless it is a number from 0
+        on."""
+        try:
+            count = math.nan if isinstance(samples, str) else float(samples)
+        except (TypeError, ValueError, ArithmeticError, RuntimeError):  # a tensor of many elements
+            count = math.nan
+        if not 0 <= count < math.inf:
+            raise wrong("samples", samples, "a number from 0 on")
         if not self._saw:
             self._work, self._saw = 0.0, True
             for fragment in self._fragments:
                 fragment.mark = 0.0
-        self._work += samples
+        self._work += count
 
     def sync(self) -> None:
-        """Begins the next round now, and ends all that are open. All members call it."""
+        """Begins the next round now, and ends all that are open. All members call it, inside the
+        `with`."""
+        if not self._hooks:
+            raise InvalidArgumentError("sync() is called outside the `with`, where nobody has met")
         self._do(BEGIN, self._sync)
 
     def _sync(self) -> None:
@@ -457,6 +471,7 @@ class DiLoCo:
         load: each its own, or the first rank's."""
         if self._rounds.epoch is not None:
             raise InvalidArgumentError("load_state_dict comes before the members meet")
+        check_kind("saved", saved, (Mapping, Sequence), "what DiLoCo.state_dict() returned")
         dicts = [saved] if isinstance(saved, Mapping) else list(saved)
         for one in dicts:
             if not isinstance(one, Mapping) or one.get("format") != _FORMAT:
@@ -480,19 +495,19 @@ class DiLoCo:
         self._pace.since, self._work = first["since"], first["work"]
         for fragment, mark in zip(self._fragments, first["marks"], strict=True):
             fragment.mark = mark
-        self._restored = dicts
+        self._restored, self._restored_own = dicts, isinstance(saved, Mapping)
 
     def _restore(self, dicts: list[Mapping[str, Any]]) -> None:
         """The residuals and open rounds of state dicts, now that this member's rank is known."""
         epoch = self._rounds.epoch
-        alone = len(dicts) == 1
-        mine = dicts if alone else dicts[epoch.rank :: epoch.size]
+        own = self._restored_own
+        mine = dicts if own else dicts[epoch.rank :: epoch.size]
         for index, fragment in enumerate(self._fragments):
             for name, residual in fragment.residuals.items():
                 residual.zero_()
                 for one in mine:
                     residual.add_(one["residuals"][index][name])
-        if self._rounds.begun > dicts[0]["rounds"] or not alone:
+        if self._rounds.begun > dicts[0]["rounds"] or not own:
             return
         for one in dicts[0]["open"]:
             fragment = self._fragments[self._rounds.begun % len(self._fragments)]
@@ -562,6 +577,11 @@ def _opened(path: str | os.PathLike[str]) -> IO[str]:
         raise InvalidArgumentError(
             f"round_log is {path!r}, expected a file that can be appended to ({error})"
         ) from None
+
+
+def _is_finite(value: object) -> bool:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return is_number and math.isfinite(value)
 
 
 def _check_share(name: str, value: object) -> None:

@@ -41,8 +41,14 @@ class Fragment:
         self.parameters = {
             plain_name(name): p for name, p in module.named_parameters() if p.requires_grad
         }
+        moved = {id(p) for group in outer.param_groups for p in group["params"]}
         for name, p in self.parameters.items():
             tensors.check(p, 0, lambda name=name: name)
+            if id(p) not in moved:
+                raise InvalidArgumentError(
+                    f"outer_optimizer of fragment {number} has no '{name}', which would stay at "
+                    "its anchor; make it of all parameters that are trained"
+                )
         sizes = {name: p.numel() for name, p in self.parameters.items()}
         if codec is None:
             self.codec: UpdateCodec | SumCodec = SumCodec(sizes)

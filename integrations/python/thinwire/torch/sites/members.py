@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch.distributed as dist
 
 from thinwire import errors
-from thinwire.arguments import check_whole, wrong
+from thinwire.arguments import check_flag, check_whole, wrong
 from thinwire.torch import group
 from thinwire.torch.sites.lighthouse_members import LighthouseMembers
 from thinwire.torch.sites.meeting import Epoch
@@ -92,9 +92,14 @@ def join(
     if not isinstance(name, str) or not name:
         raise wrong("name", name, "text that is not empty")
     check_whole("min_members", min_members, 1)
-    if not 0 < beat_s < dead_s:
+    check_flag("allow_split", allow_split)
+    for what, value in (("timeout_s", timeout_s), ("beat_s", beat_s), ("dead_s", dead_s)):
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not (is_number and value > 0):
+            raise wrong(what, value, "a number of seconds above 0")
+    if not beat_s < dead_s:
         raise errors.InvalidArgumentError(
-            f"beat_s is {beat_s!r} and dead_s {dead_s!r}, expected 0 < beat_s < dead_s"
+            f"beat_s is {beat_s!r} and dead_s {dead_s!r}, expected beat_s < dead_s"
         )
     if isinstance(address, str):
         return LighthouseMembers(
