@@ -36,8 +36,8 @@ constexpr uint64_t HashBytes(std::string_view text) {
 // Word i (8 bytes, little-endian) enters lane i % 4 by h = rotl(h ^ word, 29) * P, which is
 // one-to-one in both: bytes that differ in one word, such as one flipped bit, never have the same
 // digest, and others do by a chance of 2^-64. The last words are padded with zeros, and the length
-// enters at the end. The four lanes hide the multiplication's latency: 10 GB/s and more. It is no
-// defence against somebody who wants to deceive.
+// enters at the end. The four lanes hide the multiplication's latency. It is no defence against
+// somebody who wants to deceive.
 inline uint64_t DigestBytes(std::span<const uint8_t> bytes) {
   constexpr uint64_t kPrime = 0x9e3779b185ebca87ULL;
   constexpr size_t kStride = 4 * sizeof(uint64_t);
