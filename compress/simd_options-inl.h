@@ -153,7 +153,7 @@ class Generator {
 
   const uint32_t stream_low_, stream_high_;
   // By round. In each lane keys are operands from memory, which take none of AVX2's few registers;
-  // AVX-512 has enough, and its loads take twice as long.
+  // AVX-512 has enough, and its loads take longer.
   static constexpr size_t kKeyLanes = kLanes >= 16 ? 1 : kLanes;
   alignas(64) uint32_t key0_[kPhiloxRounds][kKeyLanes], key1_[kPhiloxRounds][kKeyLanes];
 };

@@ -28,8 +28,9 @@ inline constexpr size_t kLanes = hn::MaxLanes(F());
 template <int kBits>
 inline constexpr size_t kGroup = 32 / kBits;
 
-// Rounds half to even. On x86 the conversion itself does so, and the fix-up that Highway adds for
-// values out of range costs 30 to 40 %; codes are in range, and special blocks never come here.
+// Rounds half to even. On x86 the conversion itself does so. The fix-up that Highway adds for
+// values out of range costs time (decision 9); codes are in range, and special blocks never come
+// here.
 HWY_INLINE hn::Vec<I> RoundToInt(V v) {
 #if HWY_TARGET == HWY_AVX3
   return hn::Vec<I>{_mm512_cvtps_epi32(v.raw)};

@@ -25,8 +25,8 @@ namespace thinwire::simd::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
 // A pass marks elements in words of bits, one bit each, and reads their places off. Both go without
-// branches that depend on the data: one wrong guess of the processor costs as much as
-// five vectors, and at a density of 1 % every seventh vector of 16 has a hit.
+// branches that depend on the data: hits are so frequent that the processor's wrong guesses would
+// cost more than the vectors without a hit (decision 10).
 inline constexpr size_t kWord = 64;
 inline constexpr size_t kWordVectors = kWord / kLanes;
 
@@ -252,8 +252,8 @@ constexpr SetLanes ListSetLanes() {
 inline constexpr SetLanes kSetLanes = ListSetLanes();
 #endif
 
-// The lanes of a mask that are to be appended to arrays. Whole vectors are stored: storing a part
-// of one takes Zen 4 about 100 cycles.
+// The lanes of a mask that are to be appended to arrays. Whole vectors are stored, since storing a
+// part of one is slow on Zen 4 (decision 10).
 class Chosen {
  public:
   template <class M>

@@ -18,7 +18,8 @@ const ContextCalls& DriverContextCalls();
 
 // A device's context goes onto the thread's stack of contexts and off it again. So a thread that
 // never chose a device still has none afterwards. To give back device 0, the default, by
-// cudaSetDevice would make a context there: some 500 MB of GPU 0 for each process of the host.
+// cudaSetDevice would make a context there, which takes memory of GPU 0 for each process of the
+// host.
 class CurrentDevice {
  public:
   CurrentDevice(const ContextCalls& calls, int ordinal) : calls_(calls) {

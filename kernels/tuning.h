@@ -13,9 +13,8 @@ inline constexpr unsigned kQuad = 4;
 inline constexpr unsigned kQuads = 4;
 // Thread blocks of one multiprocessor that registers must suffice for; what selects entries, and
 // what makes codes of widths, holds more in them.
-// Three have some 50 KB of loads in flight, and an H200's memory is busy with 13 KB: 16.45 bytes a
-// clock for 800 clocks. With four, which get 64 registers each, most kernels spill on sm_100 and
-// sm_120.
+// Three have more loads in flight than keep an H200's memory busy. With four, which get 64
+// registers each, most kernels spill on sm_100 and sm_120: kernels/sass.md.
 inline constexpr unsigned kBlocksPerMultiprocessor = 3;
 inline constexpr unsigned kFewBlocksPerMultiprocessor = 2;
 // A reduction has as many, but two on sm_120, where three spill; each multiprocessor has less

@@ -1,8 +1,5 @@
 // 64-bit hashes that are the same on every rank and build: of names and numbers, FNV-1a over bytes
 // and then a finaliser; of many bytes, DigestBytes.
-//
-// RecycledMap, a map by such hashes, and RingQueue: they use their memory again, so that a steady
-// state allocates nothing. Not thread-safe.
 #ifndef THINWIRE_SCHEDULE_HASH_H_
 #define THINWIRE_SCHEDULE_HASH_H_
 
@@ -10,11 +7,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <deque>
 #include <span>
 #include <string_view>
-#include <utility>
-#include <vector>
 
 namespace thinwire {
 
@@ -42,8 +36,8 @@ constexpr uint64_t HashBytes(std::string_view text) {
 // Word i (8 bytes, little-endian) enters lane i % 4 by h = rotl(h ^ word, 29) * P, which is
 // one-to-one in both: bytes that differ in one word, such as one flipped bit, never have the same
 // digest, and others do by a chance of 2^-64. The last words are padded with zeros, and the length
-// enters at the end. The four lanes hide the multiplication's latency: 10 GB/s and more. It is no
-// defence against somebody who wants to deceive.
+// enters at the end. The four lanes hide the multiplication's latency. It is no defence against
+// somebody who wants to deceive.
 inline uint64_t DigestBytes(std::span<const uint8_t> bytes) {
   constexpr uint64_t kPrime = 0x9e3779b185ebca87ULL;
   constexpr size_t kStride = 4 * sizeof(uint64_t);
@@ -64,133 +58,6 @@ inline uint64_t DigestBytes(std::span<const uint8_t> bytes) {
   for (const uint64_t lane : lanes) digest = HashCombine(digest, lane);
   return digest;
 }
-
-// RingQueue: first in, first out, in a ring that grows and never shrinks.
-template <typename T>
-class RingQueue {
- public:
-  bool empty() const { return size_ == 0; }
-  size_t size() const { return size_; }
-  const T& front() const { return ring_[first_]; }
-
-  void Push(T item) {
-    if (size_ == ring_.size()) Grow();
-    ring_[(first_ + size_++) % ring_.size()] = std::move(item);
-  }
-
-  T Pop() {
-    T item = std::move(ring_[first_]);
-    ring_[first_] = T();
-    first_ = (first_ + 1) % ring_.size();
-    --size_;
-    return item;
-  }
-
- private:
-  void Grow() {
-    std::vector<T> larger(ring_.empty() ? 16 : 2 * ring_.size());
-    for (size_t i = 0; i < size_; ++i) larger[i] = std::move(ring_[(first_ + i) % ring_.size()]);
-    ring_ = std::move(larger);
-    first_ = 0;
-  }
-
-  std::vector<T> ring_;
-  size_t first_ = 0;
-  size_t size_ = 0;
-};
-
-// RecycledMap: a map by 64-bit keys. Erased values are kept as they were, for the capacity of what
-// they hold; whoever inserts sets them anew. Values stay where they are.
-//
-// A table of open addressing (Knuth, The Art of Computer Programming, vol. 3, section 6.4,
-// algorithms L and R) holds keys and places, 16 bytes each, apart from the values: a key is found
-// with one line of the cache, where std::unordered_map takes three.
-template <typename Value>
-class RecycledMap {
- public:
-  RecycledMap() = default;
-  // A move keeps the values where they are; slots point to them, so there is no copy.
-  RecycledMap(RecycledMap&&) = default;
-  RecycledMap& operator=(RecycledMap&&) = default;
-
-  // The value at `key`; null if there is none.
-  Value* Find(uint64_t key) { return size_ == 0 ? nullptr : slots_[SlotOf(key)].value; }
-  const Value* Find(uint64_t key) const { return const_cast<RecycledMap*>(this)->Find(key); }
-
-  // A value at a key that has none: a new one, or an erased one with its old content. At a key that
-  // has one it is that one.
-  Value& Insert(uint64_t key) {
-    if (2 * (size_ + 1) > slots_.size()) Grow();
-    Slot& slot = slots_[SlotOf(key)];
-    if (slot.value != nullptr) return *slot.value;
-    if (spare_.empty()) spare_.push_back(&values_.emplace_back());
-    slot = {key, spare_.back()};
-    spare_.pop_back();
-    ++size_;
-    return *slot.value;
-  }
-
-  void Erase(uint64_t key) {
-    if (size_ == 0) return;
-    size_t free = SlotOf(key);
-    if (slots_[free].value == nullptr) return;
-    spare_.push_back(slots_[free].value);
-    --size_;
-    // Slots behind it move up that could not be found past a free one.
-    const size_t mask = slots_.size() - 1;
-    for (size_t at = (free + 1) & mask; slots_[at].value != nullptr; at = (at + 1) & mask) {
-      const size_t home = Mix(slots_[at].key) & mask;
-      if (((at - home) & mask) < ((at - free) & mask)) continue;
-      slots_[free] = slots_[at];
-      free = at;
-    }
-    slots_[free].value = nullptr;
-  }
-
-  size_t size() const { return size_; }
-  bool empty() const { return size_ == 0; }
-
-  // Calls visit(key, value) for each, in no order. It neither inserts nor erases.
-  template <typename Visit>
-  void ForEach(Visit visit) const {
-    for (const Slot& slot : slots_) {
-      if (slot.value != nullptr) visit(slot.key, std::as_const(*slot.value));
-    }
-  }
-  template <typename Visit>
-  void ForEach(Visit visit) {
-    for (const Slot& slot : slots_) {
-      if (slot.value != nullptr) visit(slot.key, *slot.value);
-    }
-  }
-
- private:
-  struct Slot {
-    uint64_t key = 0;
-    Value* value = nullptr;  // null: the slot is free
-  };
-
-  // Where the key is, or would be.
-  size_t SlotOf(uint64_t key) const {
-    const size_t mask = slots_.size() - 1;
-    size_t at = Mix(key) & mask;
-    while (slots_[at].value != nullptr && slots_[at].key != key) at = (at + 1) & mask;
-    return at;
-  }
-
-  void Grow() {
-    std::vector<Slot> old(slots_.empty() ? 8 : 2 * slots_.size());
-    std::swap(old, slots_);
-    for (const Slot& slot : old) {
-      if (slot.value != nullptr) slots_[SlotOf(slot.key)] = slot;
-    }
-  }
-
-  std::vector<Slot> slots_;  // a power of two of them, at most half of them taken
-  std::deque<Value> values_;
-  std::vector<Value*> spare_;
-  size_t size_ = 0;
-};
 
 }  // namespace thinwire
 

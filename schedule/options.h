@@ -106,7 +106,7 @@ struct Own {
 struct Tuning {
   // Predicted chunks under way at most, beside those that wait for their rank. The window of bytes
   // (StartQueue) says how many there are; a far link takes as many as are on their way in its
-  // latency: 176 at 25 Gb/s and 15 ms.
+  // latency (decision 6).
   int predicted_lanes = 256;
   // Settle makes chunk_bytes larger in a large world, so that messages hold this on average; see
   // schedule/collective/settle.h. 0, as where the user sets chunk_bytes: never.

@@ -19,7 +19,7 @@ LAYERS = {
 PURE_FOLDERS = {
     "schedule/order": {
         *("schedule/options.h", "schedule/request.h", "schedule/hash.h"),
-        *("transport/planes.h", "transport/membership.h"),
+        *("schedule/containers.h", "transport/planes.h", "transport/membership.h"),
     },
     "schedule/collective": {
         *("schedule/options.h", "schedule/request.h", "schedule/hash.h"),

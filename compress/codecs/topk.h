@@ -28,8 +28,8 @@ inline size_t EntryCount(uint32_t density_ppm, size_t numel) {
 THINWIRE_HD uint32_t SelectionKey(float x) { return BitsOf(x) & kAbsMask; }
 
 // The next step's search starts from this part of the k-th magnitude. With feedback many elements
-// wait just below it, so every percent less costs a tenth of k in candidates; it moves by less than
-// this.
+// wait just below it, so a smaller part finds many more candidates (decision 10); from step to step
+// the magnitude moves by less than this.
 inline constexpr float kCarry = 63.0f / 64;
 
 // The key to start from, for the k-th magnitude of the step before; 0: there was none.

@@ -14,10 +14,10 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
+#include "schedule/containers.h"
 #include "schedule/engine/records.h"
 #include "schedule/engine/tensors.h"
 #include "schedule/engine/workspaces.h"
-#include "schedule/hash.h"
 #include "schedule/order/frames.h"
 #include "transport/planes.h"
 

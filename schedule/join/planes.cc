@@ -79,8 +79,8 @@ bool MaySharePerSetting() {
   return value != nullptr && std::string(value) == "1";
 }
 
-// How much of a GPU NCCL's kernels occupy while they wait for a network, for which 4 CTAs are fast
-// enough up to some 100 Gb/s a GPU. Inside one node NCCL knows better.
+// How much of a GPU NCCL's kernels occupy while they wait for a network, which a few CTAs can fill
+// (decision 2). Inside one node NCCL knows better.
 constexpr int kCtasBetweenNodes = 4;
 
 // The version, the node, and the device, which is taken for the rank's own where it may be shared.

@@ -20,7 +20,7 @@
 #include <span>
 #include <vector>
 
-#include "schedule/hash.h"
+#include "schedule/containers.h"
 #include "schedule/options.h"
 #include "schedule/order/frames.h"
 

@@ -26,7 +26,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "schedule/hash.h"
+#include "schedule/containers.h"
 #include "schedule/options.h"
 #include "schedule/order/frames.h"
 #include "schedule/order/prediction.h"

@@ -38,7 +38,7 @@
 #include <utility>
 #include <vector>
 
-#include "schedule/hash.h"
+#include "schedule/containers.h"
 #include "schedule/options.h"
 #include "schedule/order/frames.h"
 #include "transport/planes.h"

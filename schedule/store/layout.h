@@ -41,9 +41,8 @@ class StoreLayout {
   // A push of rows is a message to each slice of its key, with few of the slice's elements.
   static constexpr size_t kRowSlice = 16;
   // Slices without a size of their own. Credit comes back by whole slices, and answers overlap with
-  // what follows by whole slices, so large ones idle links; small ones cost a message each. Links
-  // of 200 Mb/s: in fp32 16 Ki elements are 1.09 times as fast as 64 Ki (two workers, two servers),
-  // and in int4 64 Ki are 1.12 times as fast as 32 Ki (four workers, a server of 1 Gb/s).
+  // what follows by whole slices, so large ones idle links; small ones cost a message each:
+  // decision 37.
   static constexpr size_t kSliceElements = size_t{64} << 10;
   static constexpr size_t kSliceBytes = size_t{80} << 10;  // on the wire, in either direction
 

@@ -34,6 +34,7 @@ def test_ranks_step_alike(framework, tmp_path):
     rows = ranks_of(framework, tmp_path)
     assert len(rows) == 2 and rows[0] == rows[1]
     (row, _) = rows
+    assert row["losses"][1] < row["losses"][0]
     assert row["exchanges"] == STEPS and row["ratio"] > 3.5  # none while gradients accumulate
     # Clipped after the exchange, so by the norm of the mean, on fp32 gradients.
     assert row["norms"] == pytest.approx(len(row["norms"]) * [CLIP], rel=1e-3)

@@ -107,7 +107,9 @@ executor.shutdown()
 for wrong in ({"num_workers": 0}, {"cpus_per_worker": -1}, {"gpus_per_worker": 2.5},
               {"placement": "x"}, {"env_vars": 5}, {"timeout_s": 0}, {"num_servers": -1},
               {"cpus_per_server": 0}, {"journal": "x"}, {"max_worker_restarts": 1},
-              {"num_servers": 1, "max_worker_restarts": True}):
+              {"num_servers": 1, "max_worker_restarts": True},
+              {"num_servers": 1, "max_server_restarts": 1},
+              {"num_servers": 1, "journal": "x", "max_server_restarts": -1}):
     print("wrong", kind(lambda: Executor(**{"num_workers": 1} | wrong)))
 """
 
@@ -123,7 +125,7 @@ def test_errors_are_typed(tmp_path):
     assert re.findall(r"run .*'PeerLostError'", out)
     assert re.findall(r"too many .*'TimeoutError'", out)
     assert "again [0, 1] [None, None]" in out
-    assert len(re.findall(r"wrong .*'InvalidArgumentError'", out)) == 11
+    assert len(re.findall(r"wrong .*'InvalidArgumentError'", out)) == 13
 
 
 SERVED = """
@@ -177,6 +179,13 @@ def train(journal, kills):
     digest = training.digest()
     training.served.close()
     return loss, digest, len({*servers, None}) - 1
+
+def kill_again(journal):
+    training = Training("sync", timeout_s=20)
+    for step in range(60):
+        if training.rank == 0 and step in (20, 40):
+            os.kill(server_of(journal), signal.SIGKILL)
+        training.step()
 
 def lose(journal):
     training = Training("sync", timeout_s=5)
@@ -265,6 +274,13 @@ if name == "server":
     executor.start()
     print("lost", error_of(executor.run, lose, [journal]))
     executor.shutdown()
+    executor = Executor(2, 1, journal=journal.parent, max_server_restarts=1)
+    executor.start()
+    try:
+        executor.run(kill_again, [journal])
+    except thinwire.Error as error:
+        print("again", kinds(error.__cause__), *str(error.__cause__).splitlines())
+    executor.shutdown()
 else:
     executor = Executor(2, 1, max_worker_restarts=2)
     executor.start()
@@ -296,7 +312,8 @@ def served(tmp_path):
 
 
 def test_a_killed_server_comes_back_with_the_same_bits(served):
-    """Ray restarts it, and workers wait. Where its journal is gone all have a typed error."""
+    """Ray restarts it, and workers wait. Where its journal is gone, or it dies more often than it
+    may be restarted, all have a typed error."""
     out = served("server")
     peace, kill = (
         re.findall(r"\(([\de.-]+), ([\d.]+), (\d)\)", line) for line in re.findall(r"kills .*", out)
@@ -307,6 +324,7 @@ def test_a_killed_server_comes_back_with_the_same_bits(served):
     assert re.findall(
         r"lost .*'(?:TimeoutError|PeerLostError)'.* because of .*'DataLossError'", out
     )
+    assert re.findall(r"again .*'PeerLostError'.*server 0 died 2 .*max_server_restarts=1", out), out
 
 
 def test_killed_workers_come_back_in_async_and_are_an_error_in_sync(served):

@@ -5,6 +5,8 @@ import os
 import pytest
 import thinwire
 
+NEEDS_MOMENTUM = r"codec is 'onebit.*needs no momentum.*take int4"
+
 
 @pytest.fixture
 def lightning():
@@ -21,6 +23,8 @@ def test_lightnings_strategies_know_their_options(lightning, strategy):
         make(codek="int4")
     with pytest.raises(thinwire.InvalidArgumentError, match=r"momentum is 0\.9.*take int4"):
         make(codec="onebit", momentum=0.9)
+    with pytest.raises(thinwire.InvalidArgumentError, match=NEEDS_MOMENTUM):
+        make(codec="onebit")
     # Fabric's strategy has no such option.
     with pytest.raises((thinwire.InvalidArgumentError, TypeError), match="ddp_comm_hook"):
         make(codec="int4", ddp_comm_hook=print)
@@ -42,6 +46,8 @@ def test_accelerates_prepare():
     accelerator = accelerate.Accelerator(cpu=True)
     with pytest.raises(thinwire.InvalidArgumentError, match=r"momentum is 0\.9.*take int4"):
         prepare(accelerator, codec="onebit", momentum=0.9)
+    with pytest.raises(thinwire.InvalidArgumentError, match=NEEDS_MOMENTUM):
+        prepare(accelerator, codec={"*.bias": "fp32", "*": "onebit"})
     assert prepare(accelerator) == (None,)  # one process
 
 
@@ -59,3 +65,5 @@ def test_the_trainers_callback(tmp_path):
         ThinwireCallback(trainer, resume_from=5)
     with pytest.raises(thinwire.InvalidArgumentError, match=r"momentum is 0\.9.*take int4"):
         ThinwireCallback(trainer, codec="onebit", momentum=0.9)
+    with pytest.raises(thinwire.InvalidArgumentError, match=NEEDS_MOMENTUM):
+        ThinwireCallback(trainer, codec="onebit:block=128")

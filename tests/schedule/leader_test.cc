@@ -7,7 +7,7 @@
 #include <random>
 #include <set>
 
-#include "schedule/hash.h"
+#include "schedule/containers.h"
 #include "schedule/order/sequencer.h"
 #include "schedule/order/start_queue.h"
 

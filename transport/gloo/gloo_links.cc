@@ -121,9 +121,10 @@ constexpr int kFewRanks = 8;
 struct FrameSize {
   size_t bytes, count_of_few, count_of_many;  // frames a peer, in worlds of few ranks and of more
 };
-// These hold a word, a block of 4 KiB, and the largest block. In a world of few ranks 256 KiB leave
-// before the first notice of a receiver comes back: as much as a link of 100 Mb/s sends in 20 ms.
-// In all they take 0.6 MiB a peer there, and 0.2 MiB in larger worlds.
+// These hold a word, a block of 4 KiB, and the largest block. A far link is idle when all of these
+// have left and the first notice of a receiver is not back, so there are more of the largest in a
+// world of few ranks, where memory allows it: 0.6 MiB a peer, and 0.2 MiB in larger worlds.
+// Decision 28 has the figures.
 constexpr FrameSize kParcelFrames[] = {
     {512, 8, 8}, {4096 + 512, 8, 8}, {GlooPeer::kLargestParcel + 64, 16, 4}};
 

@@ -14,8 +14,7 @@ namespace thinwire {
 namespace {
 
 constexpr std::chrono::microseconds kPause(200);  // between questions, where nothing is urgent
-// A question takes about 0.1 µs, and yielding some 0.5 µs, so these take a few 100 µs. A nap takes
-// 50 µs and more, which is more than a launch does.
+// Questions before the first nap. A launch is over sooner than the shortest nap: decision 26.
 constexpr int kQuestions = 500;
 // How long NCCL may take to end kernels that were aborted, and itself.
 constexpr std::chrono::seconds kEndPatience(5);

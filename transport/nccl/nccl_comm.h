@@ -57,8 +57,8 @@ class NcclComm {
   // these meet their peers' in the order of each pair of ranks, however each rank groups them, and
   // NCCL gives collectives an order of its own within a group.
   //
-  // On a communicator that does not block, NCCL launches from a thread of its own, within some
-  // 10 µs. So this asks for a while how it stands, and kOngoing means that NCCL takes longer.
+  // On a communicator that does not block, NCCL launches from a thread of its own, which takes less
+  // than a nap. So this asks for a while how it stands, and kOngoing means that NCCL takes longer.
   absl::StatusOr<Progress> Launch(std::span<const NcclBlocks> exchanges, void* stream);
 
   // How the last Launch stands; or an error, also of what has been queued before.

@@ -7,10 +7,11 @@ from typing import Any
 from accelerate import Accelerator
 from torch.nn.parallel import DistributedDataParallel
 
-from thinwire.arguments import check_kind, check_no_momentum
+from thinwire.arguments import check_kind
 from thinwire.errors import InvalidArgumentError
 from thinwire.torch import compress
 from thinwire.torch.advanced import GatheredState
+from thinwire.torch.exchange.rules import check_no_momentum
 
 
 def prepare(accelerator: Accelerator, *objects: Any, **options: Any) -> tuple[Any, ...]:

@@ -4,7 +4,6 @@ was expected."""
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Mapping
 from typing import Any
 
 from thinwire.errors import InvalidArgumentError
@@ -44,14 +43,3 @@ def check_whole(name: str, got: object, least: int, most: int | None = None) -> 
         return
     to = "on" if most is None else f"to {most}"
     raise wrong(name, got, f"a whole number from {least} {to}")
-
-
-def check_no_momentum(adapter: str, options: Mapping[str, Any]) -> None:
-    """InvalidArgumentError if compress() would be given momentum under a framework that keeps its
-    optimizer to itself, where thinwire cannot take it over."""
-    if options.get("momentum"):
-        raise wrong(
-            "momentum", options["momentum"],
-            f"none in {adapter}: its optimizer keeps its own. Leave it out, and take int4 or "
-            "adaptive for few bits",
-        )  # fmt: skip

@@ -17,9 +17,10 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.strategies import DDPStrategy
 from torch.nn.parallel import DistributedDataParallel
 
-from thinwire.arguments import check_no_momentum, check_whole, wrong
+from thinwire.arguments import check_whole, wrong
 from thinwire.options import ARGUMENTS
 from thinwire.torch import Compression, compress
+from thinwire.torch.exchange.rules import check_no_momentum
 
 _KEY = "thinwire"  # of the residuals in a checkpoint
 _OF_STATE = {*ARGUMENTS, "clip_value", "clip_norm", "warm_up_steps", "warm_up_codec"}

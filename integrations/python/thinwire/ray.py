@@ -35,8 +35,9 @@ STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 
 
 _JOURNAL = "THINWIRE_KV_JOURNAL"
-_FOREVER = -1  # Ray's word for any number of restarts
-_RANK = "worker of rank"
+_FOREVER = -1  # Ray's word for any number of retries
+_SERVER_RESTARTS = 10  # of each server with a journal, unless the caller says how many
+_RANK, _SERVER = "worker of rank", "server"
 _OVER = "thinwire.ray/over"  # a key that servers set when all workers have left the store
 
 
@@ -159,7 +160,8 @@ class Executor:
     With num_servers they have no process group, and `num_servers` processes serve the first store
     that they make (thinwire.kvstore.create, ParameterServerOptimizer), until all workers have left
     it; shutdown() and start() come before another store. With a journal Ray restarts a server that
-    dies, and it goes on with the same bits while workers wait for it, until the store's timeout_s.
+    dies, up to max_server_restarts times, and it goes on with the same bits while workers wait for
+    it, until the store's timeout_s.
 
     num_servers: 0 without a parameter server.
     cpus_per_worker, gpus_per_worker, cpus_per_server: what Ray reserves for each, all together or
@@ -171,6 +173,10 @@ class Executor:
         under its rank, and calls its function again from the beginning, and the class of start()
         before that. In modes async and ssp it joins the run; in sync, death stays an error on all
         workers. The death after the last restart is a PeerLostError of run().
+    max_server_restarts: how often, between start() and shutdown(), Ray restarts each server that
+        dies and has a journal. None: 10. After the death that follows the last restart, run()
+        raises the workers' error when the store's timeout_s is over, and its cause is a
+        PeerLostError that names the server.
     placement: "PACK" (few machines), "SPREAD", "STRICT_PACK" or "STRICT_SPREAD".
     env_vars: of every worker and server, such as {"THINWIRE_CODEC": "int4"}.
     timeout_s: until Ray has reserved and started everything, and of torch's collectives. A store
@@ -188,6 +194,7 @@ class Executor:
         cpus_per_server: int = 1,
         journal: str | os.PathLike[str] | None = None,
         max_worker_restarts: int = 0,
+        max_server_restarts: int | None = None,
         placement: str = "PACK",
         env_vars: Mapping[str, str] | None = None,
         timeout_s: float = 300.0,
@@ -199,6 +206,8 @@ class Executor:
         check_whole("cpus_per_server", cpus_per_server, 1)
         check_kind("journal", journal, (str, os.PathLike, type(None)), "a folder, or None")
         check_whole("max_worker_restarts", max_worker_restarts, 0)
+        if max_server_restarts is not None:
+            check_whole("max_server_restarts", max_server_restarts, 0)
         check_kind("env_vars", env_vars, (Mapping, type(None)), "a dict of text, or None")
         if placement not in STRATEGIES:
             raise wrong("placement", placement, f"one of {STRATEGIES}")
@@ -212,9 +221,16 @@ class Executor:
         self._journal = (kept or config.kv_journal()) if num_servers else None
         if self._journal:
             self._env_vars[_JOURNAL] = self._journal
+        elif max_server_restarts:
+            raise wrong(
+                "max_server_restarts", max_server_restarts, "none without a journal; set journal"
+            )
+        if max_server_restarts is None:
+            max_server_restarts = _SERVER_RESTARTS if self._journal else 0
         self.num_workers, self.num_servers = num_workers, num_servers
         self._bundle = {"CPU": cpus_per_worker, "GPU": gpus_per_worker}
-        self._cpus_per_server, self._worker_restarts = cpus_per_server, max_worker_restarts
+        self._cpus_per_server = cpus_per_server
+        self._worker_restarts, self._server_restarts = max_worker_restarts, max_server_restarts
         self._placement, self._timeout_s = placement, timeout_s
         self._group: Any = None
         self._workers: list[Any] = []
@@ -271,7 +287,7 @@ class Executor:
         self._servers = [
             self._actor(
                 _Server, first_server + number,
-                restarts=_FOREVER if self._journal else 0, num_cpus=self._cpus_per_server,
+                restarts=self._server_restarts, num_cpus=self._cpus_per_server,
             )
             for number in range(self.num_servers)
         ]  # fmt: skip
@@ -280,7 +296,7 @@ class Executor:
         variables = {}
         address, port = hosts[0]
         if self.num_servers:
-            addresses += self._results([s.host.remote() for s in self._servers], "server")
+            addresses += self._results([s.host.remote() for s in self._servers], _SERVER)
             address, port = self._results([self._meeting.host.remote()], "meeting")[0]
             variables = {
                 "THINWIRE_SERVERS": str(self.num_servers), "TORCHELASTIC_USE_AGENT_STORE": "True",
@@ -378,8 +394,7 @@ class Executor:
             try:
                 results.append(ray.get(reference))
             except ray.exceptions.RayActorError as error:
-                restarts = self._worker_restarts if of == _RANK else 0
-                raise _lost(f"{of} {number}", error, restarts) from error
+                raise self._lost(of, number, error) from error
             except ray.exceptions.RayTaskError as error:
                 found.append(error)
         if found:
@@ -395,19 +410,23 @@ class Executor:
             except ray.exceptions.GetTimeoutError:
                 continue  # it serves
             except ray.exceptions.RayActorError as error:
-                return _lost(f"server {number}", error)
+                return self._lost(_SERVER, number, error)
             except ray.exceptions.RayTaskError as error:
                 return error
         return None
 
-
-def _lost(who: str, error: Exception, restarts: int = 0) -> PeerLostError:
-    """Return the error of a dead actor that Ray has restarted so many times."""
-    often, fix = "", "look into Ray's log of it"
-    if restarts:
-        often = f" {restarts + 1} times, once more than max_worker_restarts={restarts} allows"
-        fix = "look into Ray's log of it, and allow more restarts where each death is one by itself"
-    return PeerLostError(
-        f"the {who} died{often} ({error}); {fix}; then shutdown() and start() again, from a "
-        "checkpoint"
-    )
+    def _lost(self, of: str, number: int, error: Exception) -> PeerLostError:
+        """Return the error of a dead actor, which Ray has restarted as often as it may."""
+        limits = {
+            _RANK: ("max_worker_restarts", self._worker_restarts),
+            _SERVER: ("max_server_restarts", self._server_restarts),
+        }
+        name, restarts = limits.get(of, ("", 0))
+        often, fix = "", "look into Ray's log of it"
+        if restarts:
+            often = f" {restarts + 1} times, once more than {name}={restarts} allows"
+            fix += ", and allow more restarts where each death is one by itself"
+        return PeerLostError(
+            f"the {of} {number} died{often} ({error}); {fix}; then shutdown() and start() again, "
+            "from a checkpoint"
+        )

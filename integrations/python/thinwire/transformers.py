@@ -10,9 +10,10 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from thinwire.arguments import check_kind, check_no_momentum
+from thinwire.arguments import check_kind
 from thinwire.errors import warn
 from thinwire.torch import Compression, compress
+from thinwire.torch.exchange.rules import check_no_momentum
 
 _FILE = "thinwire.pt"  # in a checkpoint's folder
 

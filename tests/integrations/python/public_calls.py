@@ -245,6 +245,9 @@ def other_methods() -> dict[str, Callable[[], Call]]:
         "NamedResiduals.load_state_dict": lambda: (
             NamedResiduals().load_state_dict, {"saved": NamedResiduals().state_dict()},
         ),
+        "State.load_momentum": lambda: (
+            State(momentum=0.9).load_momentum, {"momentum": {"a": torch.ones(8)}},
+        ),
         "State.load_state_dict": lambda: (State().load_state_dict, {"saved": State().state_dict()}),
         "State.check_state_dict": lambda: (
             State().check_state_dict, {"saved": State().state_dict()}

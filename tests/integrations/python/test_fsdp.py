@@ -181,6 +181,8 @@ def refused(rank: int):
     refuses("model is None", None)
     model, _ = sharded(None)
     refuses("a reduce-scatter leaves no rank", model, "onebit", momentum=0.9)
+    for whole in ("onebit", "topk:density=0.01", {"*bias": "fp32", "*": "topk"}):
+        refuses("a reduce-scatter leaves no rank.*take int8 or int4", model, whole)
     refuses("matches no parameter", model, {"layer.*": "int8", "*": "int4"})
     for gather in ("topk", "onebit", "int8:rounding=stochastic", 8):
         refuses("gather is", model, "int4", gather=gather)

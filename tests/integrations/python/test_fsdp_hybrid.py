@@ -88,13 +88,13 @@ def test_passes_without_an_all_reduce(inner):
         assert stats["replicas"]["all_reduces"] == 3
 
 
-def resumed(rank: int, gather: str | None):
+def resumed(rank: int, codec: str, gather: str | None):
     options = {"inner": False, "gather": gather}
-    model, state = hybrid("int4:rounding=stochastic", **options)
+    model, state = hybrid(codec, **options)
     train(model, 3, rank)
     kept, saved = weights(model), state.state_dict()
     train(model, 3, rank, start=3)
-    again, other = hybrid("int4:rounding=stochastic", **options)
+    again, other = hybrid(codec, **options)
     with torch.no_grad():
         for name, p in again.named_parameters():
             whole = torch.distributed.tensor.distribute_tensor
@@ -104,9 +104,11 @@ def resumed(rank: int, gather: str | None):
     return weights(model), weights(again), sorted(saved["residuals"]), saved["steps"]
 
 
-@pytest.mark.parametrize("gather", [None, "int4"])
-def test_replicas_stay_equal_and_resume_bit_by_bit(gather):
-    ranks = run(resumed, gather, world=4)
+@pytest.mark.parametrize(
+    ("codec", "gather"), [("topk:density=0.05", None), ("int4:rounding=stochastic", "int4")]
+)
+def test_replicas_stay_equal_and_resume_bit_by_bit(codec, gather):
+    ranks = run(resumed, codec, gather, world=4)
     for end, again, names, steps in ranks:
         assert steps == 3
         assert "replicas:layers.0.weight" in names and "layers.0.weight" not in names

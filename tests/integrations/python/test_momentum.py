@@ -305,9 +305,9 @@ def test_channels_last_is_an_order_of_memory_alone(adam):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
 
 
-def of_images_through_a_file(rank: int, formats):
+def of_images_through_a_file(rank: int, formats, has_names: bool):
     """The weights after two steps in the first memory format, and three from a checkpoint of them
-    in the second one."""
+    in the second one; and the weights' momentum in the last checkpoint."""
     saved = None
     for start, end, memory_format in zip((0, 2), (2, 5), formats, strict=True):
         torch.manual_seed(7)
@@ -315,9 +315,15 @@ def of_images_through_a_file(rank: int, formats):
         if saved is not None:
             model.load_state_dict(saved[0])
         model.to(memory_format=memory_format)
-        ddp = DistributedDataParallel(model)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-        state = tw.compress(ddp, "topk:density=0.5", optimizer=optimizer, min_bytes=0)
+        if has_names:
+            ddp = DistributedDataParallel(model)
+            state = tw.compress(ddp, "topk:density=0.5", optimizer=optimizer, min_bytes=0)
+        else:  # parameters become known one by one: each is a bucket, from the first step on
+            ddp = DistributedDataParallel(model, find_unused_parameters=True, bucket_cap_mb=1e-6)
+            state = State("topk:density=0.5", momentum=0.9, min_bytes=0)
+            state.take_momentum(optimizer)
+            ddp.register_comm_hook(state, tw.hook)
         if saved is not None:
             state.load_state_dict(saved[1])
         for number in range(start, end):
@@ -327,12 +333,18 @@ def of_images_through_a_file(rank: int, formats):
             optimizer.step()
         saved = model.state_dict(), state.state_dict()
         state.close()
-    return saved[0]["weight"].contiguous(), saved[1]["residuals"]["weight"]["momentum"]
+    momenta = [kept["momentum"] for kept in saved[1]["residuals"].values()]
+    return saved[0]["weight"].contiguous(), *(m for m in momenta if m.numel() == 3 * 8 * 9)
 
 
-def test_a_checkpoint_does_not_depend_on_memory_formats():
+def of_images_in_all_formats(rank: int, has_names: bool):
     last, plain = torch.channels_last, torch.contiguous_format
-    expected = run(of_images_through_a_file, (plain, plain))
-    for formats in ((last, last), (last, plain), (plain, last)):
-        for ours, theirs in zip(run(of_images_through_a_file, formats), expected, strict=True):
-            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
+    orders = ((plain, plain), (last, last), (last, plain), (plain, last))
+    return [of_images_through_a_file(rank, formats, has_names) for formats in orders]
+
+
+@pytest.mark.parametrize("has_names", [True, False])
+def test_a_checkpoint_does_not_depend_on_memory_formats(has_names):
+    for expected, *found in run(of_images_in_all_formats, has_names):
+        for ours in found:
+            torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-6)

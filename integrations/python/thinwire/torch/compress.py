@@ -53,8 +53,9 @@ def compress(
       default codec is bf16; feedback=True always keeps them, feedback=False never does.
       On HSDP's mesh the all-reduce over the replicas is compressed too, or alone (inner=False).
       All parameters of a unit need one codec; topk, onebit and momentum need the whole mean on
-      every rank, so they are refused. gather="int4" compresses the gathers of parameters too,
-      with a copy of the whole model on every rank, 4 bytes for every element, by the same rule.
+      every rank, so they are refused, but for topk with inner=False. gather="int4" compresses the
+      gathers of parameters too, with a copy of the whole model on every rank, 4 bytes for every
+      element, by the same rule.
     - Any other module: hooks on its parameters. They become those of rank 0 now, and .grad holds
       the means of all ranks when backward() returns. With `optimizer`, step() returns at once, and
       every layer waits for its own means just before the next forward pass needs them.

@@ -88,18 +88,24 @@ class Layout:
     same order on all ranks because DDP starts its buckets in order."""
 
     def __init__(self, names: Mapping[torch.Tensor, str] | None) -> None:
-        self._names: dict[torch.Tensor, str] = dict(names or {})
-        self._reordered = {
-            name: parameter
-            for parameter, name in self._names.items()
-            if _order(parameter) != list(range(parameter.dim()))
-        }
+        self._names: dict[torch.Tensor, str] = {}
+        self._reordered: dict[str, torch.Tensor] = {}  # those that lie in another order
+        self._in_index_order: set[str] = set()  # loaded before their parameters were known
+        for parameter, name in (names or {}).items():
+            self._add(parameter, name)
         self.step = StepBuckets(self._names)
         self._known: dict[int, tuple[list[object], Bucket]] = {}  # by the bucket's number
         self._changed = False  # whether a bucket of this step is new
 
+    def _add(self, parameter: torch.Tensor, name: str) -> None:
+        self._names[parameter] = name
+        if _order(parameter) != list(range(parameter.dim())):
+            self._reordered[name] = parameter
+
     def name_of(self, parameter: torch.Tensor) -> str:
-        return self._names.setdefault(parameter, f"p{len(self._names)}")
+        if parameter not in self._names:
+            self._add(parameter, f"p{len(self._names)}")
+        return self._names[parameter]
 
     def parameters(self) -> list[torch.Tensor]:
         """Those that have a name so far."""
@@ -107,8 +113,8 @@ class Layout:
 
     def for_checkpoint(self, name: str, flat: torch.Tensor) -> torch.Tensor:
         """Puts a parameter's elements, which lie as in DDP's bucket, into the order of their
-        indices, so that a checkpoint does not depend on memory formats. A parameter that was not
-        among the given names is unknown when a checkpoint is loaded, so its elements stay."""
+        indices, so that a checkpoint does not depend on memory formats. Those of an unknown
+        parameter stay."""
         parameter = self._reordered.get(name)
         return flat if parameter is None else in_shape(parameter, flat).flatten()
 
@@ -118,6 +124,19 @@ class Layout:
         return (
             flat if parameter is None else in_bucket(parameter, flat.view_as(parameter)).flatten()
         )
+
+    def loaded(self, names: Iterable[str]) -> None:
+        """Notes that a checkpoint has these parameters. What it has of an unknown one stays in the
+        order of indices until newly_known() returns the name."""
+        self._in_index_order = set(names) - set(self._names.values())
+
+    def newly_known(self) -> list[str]:
+        """The parameters for which from_checkpoint() is to be called now, once for each."""
+        if not self._in_index_order:
+            return []
+        found = sorted(self._in_index_order & self._reordered.keys())
+        self._in_index_order -= set(self._names.values())
+        return found
 
     def describe(self, bucket: dist.GradBucket) -> str:
         """The bucket with its first and last parameter, for messages."""

@@ -205,7 +205,9 @@ class State(GradientExchange):
         if step.number == 0:
             self._factor = self._join_factor(buffer.device)
         finish = self._prepare(bucket)
-        future = self.start(self._layout.bucket(self, bucket), buffer, finish)
+        made = self._layout.bucket(self, bucket)
+        self._lay_out_loaded()
+        future = self.start(made, buffer, finish)
         if step.ends(bucket):
             self._end_ddp_step()
         return future
@@ -276,7 +278,8 @@ class State(GradientExchange):
 
     def state_dict(self) -> dict[str, Any]:
         """As that of GradientExchange. Elements are in the order of their indices, whatever the
-        parameters' memory format, if the state was given their names, as compress() does."""
+        parameters' memory format."""
+        self._lay_out_loaded()
         saved = super().state_dict()
         saved["residuals"] = {
             name: {kind: self._layout.for_checkpoint(name, flat) for kind, flat in memory.items()}
@@ -289,16 +292,33 @@ class State(GradientExchange):
     ) -> tuple[Residuals, int]:
         """Return the residuals and steps that load_state_dict() would take. Raises as that does."""
         residuals, steps = super().check_state_dict(saved)
-        laid_out = {
-            name: Memory(
-                *(
-                    None if flat is None else self._layout.from_checkpoint(name, flat)
-                    for flat in memory
-                )
-            )
-            for name, memory in residuals.items()
-        }
-        return laid_out, steps
+        return {name: self._from_checkpoint(name, m) for name, m in residuals.items()}, steps
+
+    def _from_checkpoint(self, name: str, memory: Memory) -> Memory:
+        laid_out = (
+            flat if flat is None else self._layout.from_checkpoint(name, flat) for flat in memory
+        )
+        return Memory(*laid_out)
+
+    def load_state_dict(self, saved: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
+        """As that of GradientExchange."""
+        super().load_state_dict(saved)
+        self._layout.loaded(self._session.restored)
+
+    def load_momentum(self, momentum: Mapping[str, torch.Tensor]) -> None:
+        """As that of GradientExchange."""
+        self._lay_out_loaded()
+        super().load_momentum(momentum)
+
+    def _lay_out_loaded(self) -> None:
+        """Puts what was loaded of parameters that have become known since then into the order of
+        their buckets. In the first step after that it waits for the buckets that are in flight."""
+        kept = self._session.restored
+        laid_out = {}
+        for name in self._layout.newly_known():
+            laid_out[name] = self._from_checkpoint(name, kept[name])
+        if laid_out:
+            self._session.replace(laid_out)
 
     def recover(
         self,

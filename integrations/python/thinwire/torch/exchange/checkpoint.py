@@ -47,7 +47,12 @@ def write(communicator: Communicator, residuals: Residuals) -> None:
         if name not in residuals:
             zeros = torch.zeros(numel)
             others[name] = Memory(zeros, zeros)
-    communicator.set_residuals(_arrays({**others, **residuals}))
+    put(communicator, {**others, **residuals})
+
+
+def put(communicator: Communicator, residuals: Residuals) -> None:
+    """Replaces what is kept of these parameters alone."""
+    communicator.set_residuals(_arrays(residuals))
 
 
 def with_momentum(residuals: Residuals, momentum: Mapping[str, torch.Tensor]) -> Residuals:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import difflib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
+from typing import Any
 
+from thinwire import config
 from thinwire.arguments import wrong
-from thinwire.codec import codec_info
+from thinwire.codec import CodecInfo, codec_info
 from thinwire.errors import InvalidArgumentError, warn
 
 Codec = str | Mapping[str, str]
@@ -50,8 +52,8 @@ class Rules:
                 raise InvalidArgumentError(
                     f"codec has {pattern!r}: {spec!r}, expected a name pattern and a codec"
                 )
-        self._specs = list(dict.fromkeys(among or self.by_pattern.values()))
-        if "auto" in self._specs:
+        self.specs = list(dict.fromkeys(among or self.by_pattern.values()))
+        if "auto" in self.specs:
             raise InvalidArgumentError(
                 "codec 'auto' is for all parameters, codec='auto'; by name take what `thinwire "
                 "advise` recommends"
@@ -60,7 +62,7 @@ class Rules:
     @property
     def joined(self) -> str:
         """All codecs, separated by ";", as tw_options.codec takes them."""
-        return ";".join(self._specs)
+        return ";".join(self.specs)
 
     @property
     def needs_names(self) -> bool:
@@ -69,7 +71,7 @@ class Rules:
 
     def index_of(self, name: str) -> int:
         """The number of the parameter's codec among the joined ones."""
-        return self._specs.index(self.by_pattern[self.rule_of(name)])
+        return self.specs.index(self.by_pattern[self.rule_of(name)])
 
     def rule_of(self, name: str) -> str:
         """The first pattern that matches. InvalidArgumentError if none does."""
@@ -88,7 +90,7 @@ class Rules:
 
     def check_specs(self) -> None:
         """InvalidArgumentError for a codec that the library does not know, or a wrong option."""
-        for spec in self._specs:
+        for spec in self.specs:
             codec_info(spec)
 
     def check_names(self, names: Iterable[str]) -> None:
@@ -119,7 +121,7 @@ class Rules:
         """Refuses a codec that diverges without momentum, and warns of one that loses accuracy."""
         if momentum:
             return
-        for spec in self._specs:
+        for spec in self.specs:
             need = codec_info(spec).momentum
             if need == "required":
                 raise InvalidArgumentError(
@@ -130,5 +132,30 @@ class Rules:
             if need == "advised":
                 warn(
                     f"codec '{spec}' without momentum loses accuracy: pass optimizer= to "
-                    "compress(), whose momentum moves into the exchange (DGC, arXiv 1712.01887)"
+                    "compress(), whose momentum moves into the exchange (DGC, arXiv 1712.01887); "
+                    "where the optimizer keeps it, take density=0.01 or more"
                 )
+
+
+def infos_of(codec: Codec | None) -> list[CodecInfo]:
+    """Return what the library knows of the codecs that compress() takes for this argument; nothing
+    for "auto". InvalidArgumentError for what is no codec."""
+    named = codec if isinstance(codec, Mapping) else config.resolve(codec=codec).codec
+    return [] if named == "auto" else [codec_info(spec) for spec in Rules(named).specs]
+
+
+def check_no_momentum(adapter: str, options: Mapping[str, Any]) -> None:
+    """InvalidArgumentError if compress() would be given momentum, or a codec that needs it, under a
+    framework that keeps its optimizer to itself, where thinwire cannot take it over."""
+    keeps = f"in {adapter}: its optimizer keeps its own"
+    if options.get("momentum"):
+        raise wrong(
+            "momentum", options["momentum"],
+            f"none {keeps}. Leave it out, and take int4 or adaptive for few bits",
+        )  # fmt: skip
+    for info in infos_of(options.get("codec")):
+        if info.momentum == "required":
+            raise wrong(
+                "codec", info.spec,
+                f"one that needs no momentum {keeps}; take int4 or adaptive for few bits",
+            )  # fmt: skip

@@ -329,6 +329,13 @@ class Session:
             self._communicator.set_step(step)
         self.restored, self._first_step = residuals, step
 
+    def replace(self, residuals: checkpoint.Residuals) -> None:
+        """Replaces what is kept of these parameters alone, which no step has used since load()."""
+        self.wait_idle()
+        if self._communicator is not None:
+            checkpoint.put(self._communicator, residuals)
+        self.restored = {**self.restored, **residuals}
+
     def memory(self) -> checkpoint.Residuals:
         """Residuals and momentum of each parameter. Waits until nothing is in flight. Error after
         close(), which drops them."""

@@ -17,7 +17,7 @@ from thinwire.torch.exchange.compression import Compression
 from thinwire.torch.exchange.gathered import gather
 from thinwire.torch.exchange.gradient_exchange import GradientExchange
 from thinwire.torch.exchange.recovery import Recovery
-from thinwire.torch.exchange.rules import Codec
+from thinwire.torch.exchange.rules import Codec, infos_of
 from thinwire.torch.forecast import ACCURATE
 from thinwire.torch.fsdp import gather as gathers
 from thinwire.torch.fsdp.collectives import AllReduceHook, Pool, ReduceScatter, Steps
@@ -53,9 +53,9 @@ def compress_shards(
       dimension 0. Every module of these is one reduce-scatter, and all of its parameters need one
       codec, so rules by name go by module: {"embed.*": "int8", "*": "int4"}.
     codec: as State takes it, but for topk, onebit and momentum, which need the whole mean on every
-      rank. "auto": fp32, bf16, int8 and int4 take turns of a few steps, 67 to 131 in all, and the
-      most accurate within 2 % of the fastest stays; without residuals fp32 or bf16. Not with
-      replicas.
+      rank; topk goes with inner=False. "auto": fp32, bf16, int8 and int4 take turns of a few
+      steps, 67 to 131 in all, and the most accurate within 2 % of the fastest stays; without
+      residuals fp32 or bf16. Not with replicas.
     replicas: for hybrid sharding of one's own: the group of ranks that have the same shard. The
       mean over it is taken compressed as well, after the reduce-scatter. On HSDP's mesh of two
       dimensions that is the group of the first, and need not be named.
@@ -131,6 +131,7 @@ class ShardedCompression(Compression):
         padded = {part.name: part.total for unit in units for part in unit.parts_of_rank(0)}
         group, replicas = _group_of(units), sharing.replicas
         self._inner = sharing.inner
+        _check_codec(codec, options.get("momentum"), sharing.inner)
         reducing = {**options, **warm_up}
         self._exchange = _exchange(codec, group, padded, "fsdp", reducing)
         if self._exchange.automatic and replicas is not None:
@@ -409,6 +410,18 @@ def _warn_of_no_residuals(found: Decision, taken: str | None) -> None:
     )
 
 
+def _check_codec(codec: Codec | None, momentum: object, scatters: bool) -> None:
+    """InvalidArgumentError for what needs the whole mean on every rank: momentum, a codec that
+    requires it, and, where the reduce-scatter is compressed, entries."""
+    needs = any(i.momentum == "required" or (i.entries and scatters) for i in infos_of(codec))
+    if momentum or needs:
+        raise InvalidArgumentError(
+            f"FSDP2 got codec={codec!r} with momentum={momentum!r}, expected neither onebit nor "
+            "topk (which replicas may have, with inner=False), and no momentum: a reduce-scatter "
+            "leaves no rank the whole mean; take int8 or int4"
+        )
+
+
 def _exchange(
     codec: Codec | None,
     group: dist.ProcessGroup,
@@ -416,10 +429,4 @@ def _exchange(
     purpose: str,
     options: Mapping[str, Any],
 ) -> GradientExchange:
-    exchange = GradientExchange(codec, group, parameters=sizes, purpose=purpose, **options)
-    if exchange.config.momentum:
-        raise InvalidArgumentError(
-            f"FSDP2 got codec={codec!r} with momentum={exchange.config.momentum}, expected a codec "
-            "without momentum: a reduce-scatter leaves no rank the whole mean; take int8 or int4"
-        )
-    return exchange
+    return GradientExchange(codec, group, parameters=sizes, purpose=purpose, **options)
