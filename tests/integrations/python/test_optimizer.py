@@ -128,6 +128,27 @@ def test_gradient_accumulation_sends_once():
     assert results[0][0][1]["raw_bytes"] == pytest.approx(5 * numel * 4, rel=0.01)
 
 
+def never_used(rank: int):
+    """Whether a layer that no rank uses stays as it was, and one that all use does not."""
+    model = Shuffled()
+    model.skip = "a"
+    before = [layer.weight.detach().clone() for layer in (model.a, model.b)]
+    inner = make_sgd(model, weight_decay=0.1)
+    optimizer = wrapped(model, optimizer=inner, find_unused_parameters=True)
+    for step in range(3):
+        loss_of(model, data(step, rank)).backward()
+        torch.set_default_dtype(torch.bfloat16)
+        optimizer.step()
+        torch.set_default_dtype(torch.float32)
+    optimizer.finish()
+    after = [layer.weight.detach() for layer in (model.a, model.b)]
+    return [torch.equal(*pair) for pair in zip(before, after, strict=True)]
+
+
+def test_unused_parameters_are_found_whatever_torchs_default_dtype_is():
+    assert run(never_used) == [[True, False]] * 2
+
+
 def unused(rank: int, policy: str, find: bool):
     model = Shuffled()
     optimizer = wrapped(model, policy, find_unused_parameters=find)

@@ -152,8 +152,12 @@ class StepPipeline:
         """Ends the submissions of a step: buckets that are not complete go now, with zeros for the
         gradients that this rank has not made, so that no rank waits for them."""
         if self._find_unused:
-            used = torch.tensor([float(p.grad is not None) for p in self.bucket_of])
-            self._used = self._exchange.submit(self._used_bucket, used.to(self.device))
+            used = torch.tensor(
+                [p.grad is not None for p in self.bucket_of],
+                dtype=torch.float32,
+                device=self.device,
+            )
+            self._used = self._exchange.submit(self._used_bucket, used)
         for bucket in self.buckets:
             if bucket.phase is Phase.IDLE:
                 self.send(bucket)
