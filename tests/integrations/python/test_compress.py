@@ -120,6 +120,28 @@ def test_a_plain_modules_replicas_are_equal_under_compression(codec):
     assert torch.equal(first[0], second[0]) and first[1:] == second[1:]
 
 
+class Strided(torch.nn.Module):
+    """Parameters and buffers whose elements do not lie in the order of their indices."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        torch.manual_seed(rank)
+        self.weight = torch.nn.Parameter(torch.randn(96, 192)[:, ::2].t())
+        self.conv = torch.nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
+        self.register_buffer("turned", torch.randn(3, 4).t())
+
+
+def strided(rank: int):
+    model = Strided(rank)
+    tw.compress(model, "int4")
+    return [tensor.tolist() for tensor in (*model.parameters(), *model.buffers())]
+
+
+def test_replicas_of_a_strided_model_begin_alike():
+    first, second = run(strided)
+    assert first == second
+
+
 def overlapped(rank: int, codec, overlaps: bool, schedule: bool):
     model = make_mlp()
     optimizer = sgd(model)
