@@ -220,6 +220,39 @@ def overlapping(rank: int):
     return counts, len(optimizer._pipeline.deferred()), len(optimizer._pipeline.buckets)
 
 
+def frozen_in_turns(rank: int, policy: str):
+    """A layer is frozen after each second step, as the discriminator of a GAN is."""
+    model = make_mlp()
+    optimizer = wrapped(model, policy, optimizer=make_sgd(model, weight_decay=0.1))
+    for step in range(6):
+        model[0].requires_grad_(step % 2 == 0)
+        train(model, optimizer, 1, rank, step)
+    optimizer.finish()
+    return digest(model)
+
+
+def test_a_layer_that_is_frozen_after_a_step_has_taken_it():
+    assert len({found for policy in POLICIES for found in run(frozen_in_turns, policy)}) == 1
+
+
+def lowered(rank: int, policy: str):
+    model = make_mlp()
+    optimizer = wrapped(model, policy)
+    train(model, optimizer, 1, rank)
+    optimizer.finish()
+    model.bfloat16()
+    for step in range(2):
+        optimizer.zero_grad()
+        loss_of(model, data(step, rank).bfloat16()).backward()
+        optimizer.step()
+    optimizer.finish()
+    return digest(model)
+
+
+def test_a_model_may_get_another_dtype_later():
+    assert len({found for policy in ("p3", "wfbp") for found in run(lowered, policy)}) == 1
+
+
 def test_p3_steps_as_the_next_forward_pass_reaches_a_layer():
     for counts, left, all_units in run(overlapping):
         assert counts == [all_units] * 3

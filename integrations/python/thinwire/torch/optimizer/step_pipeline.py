@@ -129,8 +129,13 @@ class StepPipeline:
         return self.buckets[0].parameters[0].device
 
     def groups(self) -> Groups:
-        """The param groups with their hyperparameters of this moment."""
-        return [{**group} for group in self._optimizer.param_groups]
+        """The param groups with their hyperparameters of this moment, and the parameters that are
+        trained now: one that is frozen or thawed before a deferred step is made keeps its part in
+        it."""
+        return [
+            {**group, "params": [p for p in group["params"] if p.requires_grad]}
+            for group in self._optimizer.param_groups
+        ]
 
     def begin(self, bucket: GradientBucket) -> None:
         """Before new gradients of the bucket are sent."""
@@ -203,9 +208,9 @@ class StepPipeline:
     ) -> None:
         """The step of the bucket's parameters with these means; gradients stay as they are."""
         kept = {p: p.grad for p in bucket.parameters}
-        inside = {p for p in bucket.parameters if p.requires_grad and p not in self._unused}
+        inside = {p for p in bucket.parameters if p not in self._unused}
         for parameter, mean in means.items():
-            parameter.grad = mean if parameter in inside else None
+            parameter.grad = mean.to(parameter.dtype) if parameter in inside else None
         try:
             with torch.inference_mode(False):  # the forward pass that needs them may be in it
                 _step_partly(self._optimizer, self._step, inside, groups)
