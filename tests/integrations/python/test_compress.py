@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import subprocess
 import sys
+import weakref
 
 import pytest
 import thinwire
@@ -118,6 +121,24 @@ def test_a_plain_modules_means_are_there_after_backward(accumulate):
 def test_a_plain_modules_replicas_are_equal_under_compression(codec):
     first, second = run(plain, codec, False)
     assert torch.equal(first[0], second[0]) and first[1:] == second[1:]
+
+
+def dropped(rank: int, optimized: bool):
+    model = make_mlp()
+    optimizer = sgd(model)
+    tw.compress(model, optimizer=optimizer if optimized else None)  # which the model keeps alive
+    gc.collect()
+    train(model, optimizer, rank, steps=2)
+    assert len(set(model.state_dict())) == 6
+    threads, kept = len(os.listdir("/proc/self/task")), weakref.ref(model)
+    del model, optimizer
+    gc.collect()
+    return kept() is None, len(os.listdir("/proc/self/task")) < threads
+
+
+@pytest.mark.parametrize("optimized", [False, True])
+def test_a_plain_module_goes_with_its_connections(optimized):
+    assert run(dropped, optimized) == [(True, True)] * 2
 
 
 class Strided(torch.nn.Module):

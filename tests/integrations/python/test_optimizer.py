@@ -8,6 +8,7 @@ from policies import POLICIES, alone, close_to, make_sgd, train, wrapped
 from ranks import run
 from thinwire.torch import GradientExchange
 from thinwire.torch.exchange.bucket import MERGE_BYTES, FlatBucket, lay_out
+from torch.nn.utils import weight_norm
 
 
 def one_policy(rank: int, policy: str, codec: str, kind: str):
@@ -233,6 +234,21 @@ def frozen_in_turns(rank: int, policy: str):
 
 def test_a_layer_that_is_frozen_after_a_step_has_taken_it():
     assert len({found for policy in POLICIES for found in run(frozen_in_turns, policy)}) == 1
+
+
+def normed(rank: int, policy: str):
+    """weight_norm's own hook reads parameters before the module's forward pass."""
+    torch.manual_seed(2)
+    model = weight_norm(torch.nn.Linear(96, 8))
+    optimizer = wrapped(model, policy)
+    train(model, optimizer, 3, rank)
+    optimizer.finish()
+    return digest(model)
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*deprecated:FutureWarning")
+def test_hooks_that_read_parameters_find_them_stepped():
+    assert len({found for policy in ("p3", "wfbp") for found in run(normed, policy)}) == 1
 
 
 def lowered(rank: int, policy: str):

@@ -18,7 +18,7 @@ from thinwire.options import DDP, MODELS, SHARDS, STEPPED
 from thinwire.torch import private, tensors
 from thinwire.torch.ddp import State, hook
 from thinwire.torch.ddp.state import follow_joins, momentum_for
-from thinwire.torch.exchange.compression import COMPRESSED, Compression
+from thinwire.torch.exchange.compression import COMPRESSED, CompressedBy, Compression
 from thinwire.torch.exchange.rules import DEFAULT, Codec
 from thinwire.torch.group import rank_or_0
 from thinwire.torch.optimizer.module_compression import (
@@ -123,7 +123,7 @@ def compress(
         made = OptimizedCompression(
             model, codec, optimizer, process_group=process_group, **settings
         )
-    setattr(model, COMPRESSED, f"compress(model, codec={codec!r})")
+    setattr(model, COMPRESSED, CompressedBy(f"compress(model, codec={codec!r})"))
     return made
 
 

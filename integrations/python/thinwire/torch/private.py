@@ -76,6 +76,12 @@ def plain_name(name: str) -> str:
     return name.replace("_orig_mod.", "")
 
 
+def uncompiled(module: torch.nn.Module) -> torch.nn.Module:
+    """The module inside of what torch.compile(module) returns, whose hooks torch.compile can trace;
+    another module as it is. Torch 2.13 and 2.14."""
+    return getattr(module, "_orig_mod", module)
+
+
 def delayed_parameters(ddp: torch.nn.parallel.DistributedDataParallel) -> list[torch.Tensor]:
     """The parameters of DDP's delay_all_reduce_named_params, which it reduces itself.
 

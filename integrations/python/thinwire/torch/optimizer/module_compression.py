@@ -51,7 +51,7 @@ class ModuleCompression(GradientExchange):
         """compress() makes it. Parameters and buffers become those of rank 0."""
         find_unused = False if find_unused_parameters is None else find_unused_parameters
         check_flag("find_unused_parameters", find_unused)
-        self._model, self._optimizer = model, optimizer
+        self._model, self._optimizer = private.uncompiled(model), optimizer
         self._group = resolve(process_group, "compress")
         self._names = trained_names(model)
         super().__init__(
@@ -72,7 +72,7 @@ class ModuleCompression(GradientExchange):
         self._pipeline = StepPipeline(optimizer, self, find_unused, own_step)
         self._share_replica()
         self._hooks = ModelHooks(
-            model, self._names, on_gradient=self._on_gradient,
+            self._model, self._names, on_gradient=self._on_gradient,
             before_use=self._pipeline.apply, finish=self.finish,
         )  # fmt: skip
 
