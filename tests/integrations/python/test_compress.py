@@ -13,10 +13,11 @@ import thinwire
 import thinwire.torch as tw
 import torch
 from models import data, digest, loss_of, make_mlp
-from ranks import HANG_S, run
+from ranks import HANG_S, outcomes_of, run
 from torch.distributed._composable import replicate
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
 
 CODECS = [
     "fp32", "bf16", "int8", "int4", "adaptive", "int8:rounding=stochastic",
@@ -121,6 +122,83 @@ def test_a_plain_modules_means_are_there_after_backward(accumulate):
 def test_a_plain_modules_replicas_are_equal_under_compression(codec):
     first, second = run(plain, codec, False)
     assert torch.equal(first[0], second[0]) and first[1:] == second[1:]
+
+
+class Checkpointed(torch.nn.Module):
+    def __init__(self, reentrant: bool, shared: bool) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.reentrant = reentrant
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(96, 96) for _ in range(3))
+        self.order = (0, 1, 2, 0) if shared else (0, 1, 2)
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        x = x.requires_grad_()
+        for number in self.order:
+            x = checkpoint(self.layers[number], x, use_reentrant=self.reentrant).tanh()
+        return {"out": [x]}
+
+
+def checkpointed(rank: int, reentrant: bool, shared: bool):
+    model = Checkpointed(reentrant, shared)
+    made = tw.compress(model, "int4", min_bytes=0)
+    for step in range(3):
+        model(data(step, rank))["out"][0].square().mean().backward()
+        if not reentrant:  # a pass that makes no parameter's gradient is no step
+            x = data(step, rank)
+            torch.autograd.grad(model(x)["out"][0].sum(), x)
+    return [p.grad.sum().item() for p in model.parameters()], made.stats()["steps"]
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_reentrant_checkpoints_are_one_step(shared):
+    inside, flat = run(checkpointed, True, shared), run(checkpointed, False, shared)
+    assert inside == flat and inside[0] == inside[1]
+    assert inside[0][1] == 3
+
+
+def failing(rank: int, layer: int):
+    """A backward pass fails on rank 1 at the input of a layer, and the program goes on."""
+    model = make_mlp(width=768)
+    made = tw.compress(model, "int4", min_bytes=0, timeout_s=20)
+
+    def fail(_gradient: torch.Tensor) -> None:
+        raise ValueError("no memory")
+
+    for step in range(3):
+        out = model[0:layer](data(step, rank, 768))
+        if step == 1 and rank == 1:
+            out.register_hook(fail)
+        try:
+            model[layer:](out).square().mean().backward()
+        except ValueError:
+            loss_of(model, data(step, rank, 768)).backward()  # another batch in its place
+    return [p.grad.sum().item() for p in model.parameters()], made.stats()["steps"]
+
+
+def test_a_backward_pass_that_failed_before_it_sent_anything_is_made_again():
+    first, second = run(failing, 4)
+    assert first == second and first[1] == 3
+
+
+def test_one_that_failed_later_is_an_error_on_every_rank():
+    for outcome in outcomes_of(failing, 2):
+        assert outcome.error == "Error", outcome.trace
+        assert "rank 1: the backward pass before this one failed" in outcome.message
+
+
+def thawed(rank: int):
+    model = make_mlp()
+    model[0].requires_grad_(False)
+    tw.compress(model, "int4", min_bytes=0)
+    loss_of(model, data(0, rank)).backward()
+    model[0].requires_grad_(True)
+    with pytest.raises(thinwire.InvalidArgumentError, match=r"'0\.weight' is trained now"):
+        loss_of(model, data(1, rank)).backward()
+
+
+def test_a_parameter_that_is_unfrozen_later_is_an_error():
+    run(thawed)
 
 
 def dropped(rank: int, optimized: bool):
@@ -261,6 +339,7 @@ def refused(rank: int):
         (module, {"clip_value": 1.0}, "expected a model under DDP"),
         (module, {"warm_up_steps": 3}, "with optimizer="),
         (module, {"momentum": 0.9}, "no optimizer to take it out of"),
+        (make_mlp().requires_grad_(False), {}, "without trained parameters"),
         (ddp, {"codec": "onebit"}, "Pass optimizer="),
     ]:
         with pytest.raises(thinwire.InvalidArgumentError, match=words):

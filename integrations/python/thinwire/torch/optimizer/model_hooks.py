@@ -29,11 +29,14 @@ class ModelHooks:
         on_gradient: Callable[[torch.Tensor], None],
         before_use: Callable[[GradientBucket], None],
         finish: Callable[[], None],
+        before_backward: Callable[[], None] | None = None,
     ) -> None:
-        """names: of the parameters that are trained."""
+        """names: of the parameters that are trained. before_backward: called when a backward pass
+        comes to what the model has returned."""
         self._names, self._before_use, self._finish = names, before_use, finish
         self._order = _ForwardOrder(model, names)
         self._needs: dict[torch.nn.Module, list[GradientBucket]] = {}
+        self._before_backward = before_backward
         self._handles = [
             *(p.register_post_accumulate_grad_hook(_weak(on_gradient)) for p in names),
             # Before the model's own hooks, some of which read parameters, as weight_norm's does.
@@ -43,6 +46,8 @@ class ModelHooks:
             ),
             model.register_state_dict_pre_hook(self._before_state_dict),
         ]
+        if before_backward is not None:
+            self._handles.append(model.register_forward_hook(self._after_forward))
 
     def agree_on_order(self, group: dist.ProcessGroup) -> list[tuple[str, torch.Tensor]]:
         """Names and parameters in rank 0's forward order. All ranks call it, after a forward pass
@@ -59,6 +64,16 @@ class ModelHooks:
     def _before_forward(self, module: torch.nn.Module, _args: Any) -> None:
         for bucket in self._needs.get(module, ()):
             self._before_use(bucket)
+
+    def _after_forward(self, _module: torch.nn.Module, _args: Any, output: Any) -> None:
+        if self._before_backward is None or torch.compiler.is_compiling():
+            return
+        for tensor in _tensors_in(output):
+            if tensor.grad_fn is not None:
+                tensor.register_hook(self._on_output)
+
+    def _on_output(self, _gradient: torch.Tensor) -> None:
+        self._before_backward()
 
     def _before_state_dict(self, *_: Any) -> None:
         self._finish()

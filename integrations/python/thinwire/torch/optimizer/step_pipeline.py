@@ -40,6 +40,10 @@ class GradientBucket(FlatBucket):
     def parameters(self) -> list[torch.Tensor]:
         return self.tensors
 
+    def has(self, parameter: torch.Tensor) -> bool:
+        """Return whether this gradient has been made since the last step."""
+        return parameter in self._ready
+
     def ready(self, parameter: torch.Tensor) -> bool:
         """Notes that this gradient is made. Returns whether all of the bucket are."""
         self._ready.add(parameter)
