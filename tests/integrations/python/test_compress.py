@@ -17,6 +17,7 @@ from ranks import HANG_S, outcomes_of, run
 from torch.distributed._composable import replicate
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parallel.distributed import _MixedPrecision
 from torch.utils.checkpoint import checkpoint
 
 CODECS = [
@@ -310,6 +311,9 @@ def twice(rank: int):
     tw.compress(ddp, codec="int8")
     with pytest.raises(thinwire.InvalidArgumentError, match=r"compress\(model, codec='int8'\)"):
         tw.compress(ddp)
+    lower = _MixedPrecision(torch.bfloat16, torch.bfloat16, torch.bfloat16)
+    with pytest.raises(thinwire.InvalidArgumentError, match=r"mixed_precision=.*autocast"):
+        tw.compress(DistributedDataParallel(make_mlp(), mixed_precision=lower))
     hooked = DistributedDataParallel(make_mlp())
     hooked.register_comm_hook(tw.State(), tw.hook)
     with pytest.raises(thinwire.InvalidArgumentError, match=r"remove that register_comm_hook\(\)"):

@@ -149,6 +149,11 @@ def _hook_on(
         raise InvalidArgumentError(
             "compress got another process_group than the model's own; leave it out"
         )
+    if getattr(model, "mixed_precision", None) is not None:
+        raise InvalidArgumentError(
+            "DistributedDataParallel(mixed_precision=...) reduces by a communication hook of its "
+            "own, and DDP takes one; leave it out, and take torch.autocast or a bf16 model"
+        )
     names = trained_names(module, group, model.parameters_to_ignore if ddp else ())
     options = {
         "structure": tensors.structure_of(module),

@@ -22,6 +22,16 @@ def check_optimizer(optimizer: Optimizer) -> None:
         )
 
 
+def check_policy(optimizer: Optimizer, policy: str) -> None:
+    """Under p3 the optimizer steps some parameters at a time."""
+    kinds = {kind.__name__ for kind in type(optimizer).__mro__}
+    if policy == "p3" and "ZeroRedundancyOptimizer" in kinds:
+        raise InvalidArgumentError(
+            "ZeroRedundancyOptimizer steps all parameters of its rank at once, and p3 steps each "
+            "layer when its means are there; use policy='wfbp'"
+        )
+
+
 def check_trained(model: torch.nn.Module, names: Names) -> None:
     """There are parameters to train."""
     if not names:

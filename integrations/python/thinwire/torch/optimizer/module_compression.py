@@ -232,6 +232,7 @@ class OptimizedCompression(ModuleCompression):
         super().__init__(model, codec, optimizer, **options)
         try:
             checks.check_parameters(optimizer, self._names)
+            checks.check_policy(optimizer, self.config.policy)
             checks.check_delay(delay, self)
             if delay:
                 self._delay = OneStepDelay(optimizer, warm_up_steps, self, self._pipeline)
