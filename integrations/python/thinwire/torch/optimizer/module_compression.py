@@ -197,10 +197,10 @@ class OptimizedCompression(ModuleCompression):
     """A plain module and its optimizer, whose step() takes the means of all ranks' gradients.
 
     Under policy "p3" step() returns at once, and each module's forward waits for the parameters
-    that it needs; "wfbp" and "fifo" wait in step(). The weights are the same, bit for bit.
-    Accumulate gradients under no_sync(). Before clipping by norm or unscaling call synchronize(),
-    or clip with clip_grad_norm_(): both wait for all gradients. Typed errors come out of
-    backward(), step() and, under p3, the model's forward."""
+    that it needs; "wfbp" and "fifo" wait in step(). The weights are the same, bit for bit, where
+    chunk_bytes is. Accumulate gradients under no_sync(). Before clipping by norm or unscaling call
+    synchronize(), or clip with clip_grad_norm_(): both wait for all gradients. Typed errors come
+    out of backward(), step() and, under p3, the model's forward."""
 
     def __init__(
         self,
