@@ -133,3 +133,22 @@ def load_wrong(rank: int):
 def test_a_dict_that_does_not_fit_is_refused():
     first, second = run(load_wrong)
     assert torch.equal(first, second)
+
+
+def under_other_defaults(rank: int):
+    """A state dict, and one that was saved and loaded again, for torch's other defaults."""
+    ddp, state = wrap(make_mlp(), "int4")
+    train(ddp, 2)
+    saved = [state.state_dict()["residuals"]]
+    for dtype in (torch.bfloat16, torch.float64):
+        torch.set_default_dtype(dtype)
+        with torch.device("meta"):
+            state.load_state_dict(state.state_dict())
+            saved.append(state.state_dict()["residuals"])
+    return saved
+
+
+def test_torchs_default_dtype_and_device_change_nothing():
+    for expected, *others in run(under_other_defaults):
+        for found in others:
+            torch.testing.assert_close(found, expected, rtol=0, atol=0)

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import subprocess
 import sys
+import weakref
 
 import pytest
 import thinwire
 import thinwire.torch as tw
 import torch
 from models import data, digest, loss_of, make_mlp
-from ranks import HANG_S, run
+from ranks import HANG_S, outcomes_of, run
 from torch.distributed._composable import replicate
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parallel.distributed import _MixedPrecision
+from torch.utils.checkpoint import checkpoint
 
 CODECS = [
     "fp32", "bf16", "int8", "int4", "adaptive", "int8:rounding=stochastic",
@@ -120,6 +125,123 @@ def test_a_plain_modules_replicas_are_equal_under_compression(codec):
     assert torch.equal(first[0], second[0]) and first[1:] == second[1:]
 
 
+class Checkpointed(torch.nn.Module):
+    def __init__(self, reentrant: bool, shared: bool) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.reentrant = reentrant
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(96, 96) for _ in range(3))
+        self.order = (0, 1, 2, 0) if shared else (0, 1, 2)
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        x = x.requires_grad_()
+        for number in self.order:
+            x = checkpoint(self.layers[number], x, use_reentrant=self.reentrant).tanh()
+        return {"out": [x]}
+
+
+def checkpointed(rank: int, reentrant: bool, shared: bool):
+    model = Checkpointed(reentrant, shared)
+    made = tw.compress(model, "int4", min_bytes=0)
+    for step in range(3):
+        model(data(step, rank))["out"][0].square().mean().backward()
+        if not reentrant:  # a pass that makes no parameter's gradient is no step
+            x = data(step, rank)
+            torch.autograd.grad(model(x)["out"][0].sum(), x)
+    return [p.grad.sum().item() for p in model.parameters()], made.stats()["steps"]
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_reentrant_checkpoints_are_one_step(shared):
+    inside, flat = run(checkpointed, True, shared), run(checkpointed, False, shared)
+    assert inside == flat and inside[0] == inside[1]
+    assert inside[0][1] == 3
+
+
+def failing(rank: int, layer: int):
+    """A backward pass fails on rank 1 at the input of a layer, and the program goes on."""
+    model = make_mlp(width=768)
+    made = tw.compress(model, "int4", min_bytes=0, timeout_s=20)
+
+    def fail(_gradient: torch.Tensor) -> None:
+        raise ValueError("no memory")
+
+    for step in range(3):
+        out = model[0:layer](data(step, rank, 768))
+        if step == 1 and rank == 1:
+            out.register_hook(fail)
+        try:
+            model[layer:](out).square().mean().backward()
+        except ValueError:
+            loss_of(model, data(step, rank, 768)).backward()  # another batch in its place
+    return [p.grad.sum().item() for p in model.parameters()], made.stats()["steps"]
+
+
+def test_a_backward_pass_that_failed_before_it_sent_anything_is_made_again():
+    first, second = run(failing, 4)
+    assert first == second and first[1] == 3
+
+
+def test_one_that_failed_later_is_an_error_on_every_rank():
+    for outcome in outcomes_of(failing, 2):
+        assert outcome.error == "Error", outcome.trace
+        assert "rank 1: the backward pass before this one failed" in outcome.message
+
+
+def thawed(rank: int):
+    model = make_mlp()
+    model[0].requires_grad_(False)
+    tw.compress(model, "int4", min_bytes=0)
+    loss_of(model, data(0, rank)).backward()
+    model[0].requires_grad_(True)
+    with pytest.raises(thinwire.InvalidArgumentError, match=r"'0\.weight' is trained now"):
+        loss_of(model, data(1, rank)).backward()
+
+
+def test_a_parameter_that_is_unfrozen_later_is_an_error():
+    run(thawed)
+
+
+def dropped(rank: int, optimized: bool):
+    model = make_mlp()
+    optimizer = sgd(model)
+    tw.compress(model, optimizer=optimizer if optimized else None)  # which the model keeps alive
+    gc.collect()
+    train(model, optimizer, rank, steps=2)
+    assert len(set(model.state_dict())) == 6
+    threads, kept = len(os.listdir("/proc/self/task")), weakref.ref(model)
+    del model, optimizer
+    gc.collect()
+    return kept() is None, len(os.listdir("/proc/self/task")) < threads
+
+
+@pytest.mark.parametrize("optimized", [False, True])
+def test_a_plain_module_goes_with_its_connections(optimized):
+    assert run(dropped, optimized) == [(True, True)] * 2
+
+
+class Strided(torch.nn.Module):
+    """Parameters and buffers whose elements do not lie in the order of their indices."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        torch.manual_seed(rank)
+        self.weight = torch.nn.Parameter(torch.randn(96, 192)[:, ::2].t())
+        self.conv = torch.nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
+        self.register_buffer("turned", torch.randn(3, 4).t())
+
+
+def strided(rank: int):
+    model = Strided(rank)
+    tw.compress(model, "int4")
+    return [tensor.tolist() for tensor in (*model.parameters(), *model.buffers())]
+
+
+def test_replicas_of_a_strided_model_begin_alike():
+    first, second = run(strided)
+    assert first == second
+
+
 def overlapped(rank: int, codec, overlaps: bool, schedule: bool):
     model = make_mlp()
     optimizer = sgd(model)
@@ -189,6 +311,9 @@ def twice(rank: int):
     tw.compress(ddp, codec="int8")
     with pytest.raises(thinwire.InvalidArgumentError, match=r"compress\(model, codec='int8'\)"):
         tw.compress(ddp)
+    lower = _MixedPrecision(torch.bfloat16, torch.bfloat16, torch.bfloat16)
+    with pytest.raises(thinwire.InvalidArgumentError, match=r"mixed_precision=.*autocast"):
+        tw.compress(DistributedDataParallel(make_mlp(), mixed_precision=lower))
     hooked = DistributedDataParallel(make_mlp())
     hooked.register_comm_hook(tw.State(), tw.hook)
     with pytest.raises(thinwire.InvalidArgumentError, match=r"remove that register_comm_hook\(\)"):
@@ -218,6 +343,7 @@ def refused(rank: int):
         (module, {"clip_value": 1.0}, "expected a model under DDP"),
         (module, {"warm_up_steps": 3}, "with optimizer="),
         (module, {"momentum": 0.9}, "no optimizer to take it out of"),
+        (make_mlp().requires_grad_(False), {}, "without trained parameters"),
         (ddp, {"codec": "onebit"}, "Pass optimizer="),
     ]:
         with pytest.raises(thinwire.InvalidArgumentError, match=words):

@@ -103,7 +103,7 @@ def compiled_elsewhere(rank: int):
     model = torch.compile(inner, backend="eager")
     sgd = torch.optim.SGD(model.parameters(), lr=0.1)
     optimizer = Wrapped(sgd, model, {"0.weight": "int8", "*": "int4"}, min_bytes=0)
-    inner(data(0, rank)).sum().backward()
+    model(data(0, rank)).sum().backward()
     optimizer.step()
     named = dict(model.named_parameters())
     exchange = GradientExchange("int4", min_bytes=0)
@@ -117,3 +117,35 @@ def compiled_elsewhere(rank: int):
 def test_other_adapters_strip_them_as_well():
     names = {f"{layer}.{kind}" for layer in (0, 2, 4) for kind in ("weight", "bias")}
     assert run(compiled_elsewhere) == [(names, names)] * 2
+
+
+@pytest.mark.parametrize("optimized", [False, True])
+@pytest.mark.parametrize("way", WAYS)
+def test_a_copied_plain_module_evaluates_and_can_be_compressed_anew(way, optimized):
+    first, second = run(copied_module, way, optimized)
+    assert first == second
+
+
+def copied_module(rank: int, way: str, optimized: bool):
+    model = make_mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    state = compress(model, "int4", optimizer=optimizer if optimized else None, min_bytes=0)
+    WAYS[way](model)  # before the first step, too
+    for step in range(3):
+        if step == 2:
+            state.finish()
+            twin = WAYS[way](model)
+            expected = twin.state_dict()
+        optimizer.zero_grad()
+        model(data(step, rank)).square().mean().backward()
+        optimizer.step()
+    x = data(0, rank)
+    state.finish()
+    for name, value in twin.state_dict().items():  # the original has gone on alone
+        assert torch.equal(value, expected[name]) and not torch.equal(
+            value, model.state_dict()[name]
+        )
+    twin(x).square().mean().backward()  # on its own
+    compress(twin, "int4", min_bytes=0)
+    twin(x).square().mean().backward()
+    return [p.grad.sum().item() for p in twin.parameters()]

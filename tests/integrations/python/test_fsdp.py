@@ -229,6 +229,19 @@ def test_a_model_is_compressed_once_at_a_time():
         assert {row["codec"] for row in stats["parameters"]} == {"int8"}
 
 
+def evaluated_before(rank: int):
+    model, _ = sharded(None)
+    with torch.no_grad():
+        loss_of(model, 0, rank)  # which leaves the root's parameters unsharded
+    state = compress(model, "int4")
+    train(model, 2, rank)
+    return state.stats()["steps"]
+
+
+def test_a_forward_pass_may_come_before_compress():
+    assert run(evaluated_before) == [2, 2]
+
+
 def by_module(rank: int):
     model, state = sharded({"layers.0.*": "int8", "*": "int4"})
     train(model, 2, rank)

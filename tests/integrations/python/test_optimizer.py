@@ -8,6 +8,7 @@ from policies import POLICIES, alone, close_to, make_sgd, train, wrapped
 from ranks import run
 from thinwire.torch import GradientExchange
 from thinwire.torch.exchange.bucket import MERGE_BYTES, FlatBucket, lay_out
+from torch.nn.utils import weight_norm
 
 
 def one_policy(rank: int, policy: str, codec: str, kind: str):
@@ -128,6 +129,27 @@ def test_gradient_accumulation_sends_once():
     assert results[0][0][1]["raw_bytes"] == pytest.approx(5 * numel * 4, rel=0.01)
 
 
+def never_used(rank: int):
+    """Whether a layer that no rank uses stays as it was, and one that all use does not."""
+    model = Shuffled()
+    model.skip = "a"
+    before = [layer.weight.detach().clone() for layer in (model.a, model.b)]
+    inner = make_sgd(model, weight_decay=0.1)
+    optimizer = wrapped(model, optimizer=inner, find_unused_parameters=True)
+    for step in range(3):
+        loss_of(model, data(step, rank)).backward()
+        torch.set_default_dtype(torch.bfloat16)
+        optimizer.step()
+        torch.set_default_dtype(torch.float32)
+    optimizer.finish()
+    after = [layer.weight.detach() for layer in (model.a, model.b)]
+    return [torch.equal(*pair) for pair in zip(before, after, strict=True)]
+
+
+def test_unused_parameters_are_found_whatever_torchs_default_dtype_is():
+    assert run(never_used) == [[True, False]] * 2
+
+
 def unused(rank: int, policy: str, find: bool):
     model = Shuffled()
     optimizer = wrapped(model, policy, find_unused_parameters=find)
@@ -197,6 +219,54 @@ def overlapping(rank: int):
         counts.append(len(optimizer._pipeline.deferred()))
     loss_of(model, data(9, rank))
     return counts, len(optimizer._pipeline.deferred()), len(optimizer._pipeline.buckets)
+
+
+def frozen_in_turns(rank: int, policy: str):
+    """A layer is frozen after each second step, as the discriminator of a GAN is."""
+    model = make_mlp()
+    optimizer = wrapped(model, policy, optimizer=make_sgd(model, weight_decay=0.1))
+    for step in range(6):
+        model[0].requires_grad_(step % 2 == 0)
+        train(model, optimizer, 1, rank, step)
+    optimizer.finish()
+    return digest(model)
+
+
+def test_a_layer_that_is_frozen_after_a_step_has_taken_it():
+    assert len({found for policy in POLICIES for found in run(frozen_in_turns, policy)}) == 1
+
+
+def normed(rank: int, policy: str):
+    """weight_norm's own hook reads parameters before the module's forward pass."""
+    torch.manual_seed(2)
+    model = weight_norm(torch.nn.Linear(96, 8))
+    optimizer = wrapped(model, policy)
+    train(model, optimizer, 3, rank)
+    optimizer.finish()
+    return digest(model)
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*deprecated:FutureWarning")
+def test_hooks_that_read_parameters_find_them_stepped():
+    assert len({found for policy in ("p3", "wfbp") for found in run(normed, policy)}) == 1
+
+
+def lowered(rank: int, policy: str):
+    model = make_mlp()
+    optimizer = wrapped(model, policy)
+    train(model, optimizer, 1, rank)
+    optimizer.finish()
+    model.bfloat16()
+    for step in range(2):
+        optimizer.zero_grad()
+        loss_of(model, data(step, rank).bfloat16()).backward()
+        optimizer.step()
+    optimizer.finish()
+    return digest(model)
+
+
+def test_a_model_may_get_another_dtype_later():
+    assert len({found for policy in ("p3", "wfbp") for found in run(lowered, policy)}) == 1
 
 
 def test_p3_steps_as_the_next_forward_pass_reaches_a_layer():

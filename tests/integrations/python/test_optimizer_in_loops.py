@@ -10,6 +10,7 @@ import torch.distributed as dist
 from models import data, digest, loss_of, make_mlp
 from policies import POLICIES, close_to, make_sgd, train, wrapped
 from ranks import outcomes_of, run
+from torch.distributed.optim import ZeroRedundancyOptimizer
 
 
 def clipped(rank: int, policy: str):
@@ -198,6 +199,8 @@ def refused(rank: int):
     model = make_mlp()
     with pytest.raises(thinwire.InvalidArgumentError, match="LBFGS"):
         wrapped(model, optimizer=torch.optim.LBFGS(model.parameters()))
+    with pytest.raises(thinwire.InvalidArgumentError, match=r"ZeroRedundancy.*policy='wfbp'"):
+        wrapped(model, optimizer=ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=1))
     with pytest.raises(thinwire.InvalidArgumentError, match="policy is 'best'"):
         wrapped(model, policy="best")
     with pytest.raises(thinwire.InvalidArgumentError, match="the model has not"):

@@ -66,7 +66,7 @@ class Members:
         self.joining = joining  # None: other than global_process_set
         self.exact = ExactCollectives(group, joining)
         self.in_flight: set[str] = set()  # names
-        all_reduce(torch.zeros(1), codec="fp32", group=group, strict=True)
+        all_reduce(torch.zeros(1, dtype=torch.float32), codec="fp32", group=group, strict=True)
 
     def begin(self, kind: str, key: tuple[str, str | None], part: Any) -> Callable[[], object]:
         """As Joining.begin(), where ranks may join."""

@@ -71,7 +71,11 @@ def replica_from_rank(
     if module is not None:
         with torch.no_grad():
             for tensor in itertools.chain(module.parameters(), module.buffers()):
-                dist.broadcast(tensor.detach(), origin, group=group)
+                own = _without_repeats(tensor.detach())
+                shared = own.contiguous()
+                dist.broadcast(shared, origin, group=group)
+                if not own.is_contiguous():
+                    own.copy_(shared)
     if optimizer is not None:
         mine = dist.get_rank(group) == source
         state = from_rank(source, optimizer.state_dict() if mine else None, group)
@@ -82,6 +86,11 @@ def replica_from_rank(
 def broadcast_replica(module: torch.nn.Module, group: dist.ProcessGroup) -> None:
     """Makes parameters and buffers those of the group's first rank."""
     replica_from_rank(0, module, None, group)
+
+
+def _without_repeats(tensor: torch.Tensor) -> torch.Tensor:
+    """A view in which each element has memory of its own; an expanded tensor repeats elements."""
+    return tensor[tuple(slice(1) if stride == 0 else slice(None) for stride in tensor.stride())]
 
 
 def _members(group: _Group) -> dist.ProcessGroup:

@@ -18,7 +18,7 @@ from thinwire.options import DDP, MODELS, SHARDS, STEPPED
 from thinwire.torch import private, tensors
 from thinwire.torch.ddp import State, hook
 from thinwire.torch.ddp.state import follow_joins, momentum_for
-from thinwire.torch.exchange.compression import COMPRESSED, Compression
+from thinwire.torch.exchange.compression import COMPRESSED, CompressedBy, Compression
 from thinwire.torch.exchange.rules import DEFAULT, Codec
 from thinwire.torch.group import rank_or_0
 from thinwire.torch.optimizer.module_compression import (
@@ -124,7 +124,7 @@ def compress(
         made = OptimizedCompression(
             model, codec, optimizer, process_group=process_group, **settings
         )
-    setattr(model, COMPRESSED, f"compress(model, codec={codec!r})")
+    setattr(model, COMPRESSED, CompressedBy(f"compress(model, codec={codec!r})"))
     return made
 
 
@@ -149,6 +149,11 @@ def _hook_on(
     if process_group is not None and process_group is not group:
         raise InvalidArgumentError(
             "compress got another process_group than the model's own; leave it out"
+        )
+    if getattr(model, "mixed_precision", None) is not None:
+        raise InvalidArgumentError(
+            "DistributedDataParallel(mixed_precision=...) reduces by a communication hook of its "
+            "own, and DDP takes one; leave it out, and take torch.autocast or a bf16 model"
         )
     names = trained_names(module, group, model.parameters_to_ignore if ddp else ())
     options = {

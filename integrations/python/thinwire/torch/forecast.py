@@ -68,7 +68,7 @@ class _Probe:
         """neighbours: ranks on this machine."""
         self._session, self._group = session, process_group
         self._neighbours = neighbours
-        self._tensor = torch.randn(_MOST, device=device)
+        self._tensor = torch.randn(_MOST, dtype=torch.float32, device=device)
         self._names = 0
 
     def time(

@@ -110,8 +110,9 @@ class ParameterServerOptimizer:
         # the model, when nothing is under way, shows which.
         self._order = ForwardOrder(model, [self._parameters[name] for name in self._dense])
         self._needs: dict[torch.nn.Module, list[str]] = {}
+        # Before the model's own hooks, some of which read parameters, as weight_norm's does.
         self._hooks = [
-            module.register_forward_pre_hook(self._before_forward, with_kwargs=True)
+            module.register_forward_pre_hook(self._before_forward, prepend=True, with_kwargs=True)
             for module in model.modules()
         ]
         # Gradients that backward has pushed, with their versions; until the next step.

@@ -76,6 +76,12 @@ def plain_name(name: str) -> str:
     return name.replace("_orig_mod.", "")
 
 
+def uncompiled(module: torch.nn.Module) -> torch.nn.Module:
+    """The module inside of what torch.compile(module) returns, whose hooks torch.compile can trace;
+    another module as it is. Torch 2.13 and 2.14."""
+    return getattr(module, "_orig_mod", module)
+
+
 def delayed_parameters(ddp: torch.nn.parallel.DistributedDataParallel) -> list[torch.Tensor]:
     """The parameters of DDP's delay_all_reduce_named_params, which it reduces itself.
 
@@ -114,6 +120,29 @@ def in_backward() -> bool:
     """Return whether a backward pass runs on this thread, on which autograd has no public word.
     Torch 2.1 to 2.14."""
     return torch._C._current_graph_task_id() >= 0
+
+
+def backward_pass() -> int:
+    """The number of the backward pass that runs on this thread; below 0 where none does. One that a
+    backward function starts, as a reentrant checkpoint does, has a number of its own. Torch 2.1 to
+    2.14."""
+    return torch._C._current_graph_task_id()
+
+
+def in_inner_backward() -> bool:
+    """Return whether a backward function has started the backward pass that runs on this thread.
+
+    Only the frame of the method by which autograd calls such a function tells. Torch 2.1 to 2.14;
+    apply_boxed is new in 2.13."""
+    functions = torch.autograd.function.BackwardCFunction
+    methods = (functions.apply, getattr(functions, "apply_boxed", functions.apply))
+    codes = {method.__code__ for method in methods}
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code in codes:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def gathered_dtype(module: torch.nn.Module) -> torch.dtype | None:

@@ -9,10 +9,10 @@ from collections import Counter
 from collections.abc import Callable
 from typing import NamedTuple
 
-import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from thinwire import errors
+from thinwire.torch import tensors
 from thinwire.torch.exchange.bucket import Bucket, Part
 from thinwire.torch.exchange.session import Session
 
@@ -129,7 +129,7 @@ class GradientSequence:
         try:
             kept = communicator.residuals()
             numels = {name: numel for name, numel in parts.items() if name in kept}
-            zeros = torch.zeros(max(numels.values(), default=0))
+            zeros = tensors.zeros(max(numels.values(), default=0))
             communicator.set_residuals(
                 [(name, "first", zeros.data_ptr(), numel) for name, numel in numels.items()]
             )

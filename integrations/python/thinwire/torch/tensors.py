@@ -14,6 +14,17 @@ _MAKE_DENSE = "use dense gradients (Embedding(sparse=False)) or .to_dense()"
 DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 
 
+def zeros(*size: int) -> torch.Tensor:
+    """Zeros in float32 on the host. Memory that the library reads or writes must not depend on
+    torch.set_default_dtype() and torch.set_default_device()."""
+    return torch.zeros(size, dtype=torch.float32, device="cpu")
+
+
+def empty(numel: int) -> torch.Tensor:
+    """As zeros(), of any content."""
+    return torch.empty(numel, dtype=torch.float32, device="cpu")
+
+
 def check(tensor: torch.Tensor, rank: int, name: Callable[[], str]) -> str:
     """The dtype's name. InvalidArgumentError unless it is dense, floating, and on the host or on a
     GPU."""

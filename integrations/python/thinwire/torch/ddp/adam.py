@@ -71,7 +71,7 @@ class OneBitAdam:
     ) -> None:
         (beta1, beta2), memory = group["betas"], self.optimizer.state[parameter]
         if not memory:  # it had no gradient during the warm-up
-            memory["step"] = torch.zeros(())
+            memory["step"] = torch.zeros((), dtype=torch.float32)
             memory["exp_avg"] = torch.zeros_like(parameter)
             memory["exp_avg_sq"] = torch.zeros_like(parameter)
         memory["step"] += 1

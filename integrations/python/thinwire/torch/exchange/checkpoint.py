@@ -11,6 +11,7 @@ import torch
 from thinwire.arguments import check_whole
 from thinwire.comm import Communicator
 from thinwire.errors import InvalidArgumentError
+from thinwire.torch import tensors
 from thinwire.torch.private import plain_name
 from thinwire.torch.tensors import is_name
 
@@ -32,7 +33,7 @@ def read(communicator: Communicator, momentum: bool) -> Residuals:
     """Copies what this rank keeps of each parameter. Nothing may be in flight."""
     residuals = {
         name: Memory(
-            torch.empty(numel), torch.empty(numel), torch.empty(numel) if momentum else None
+            *(tensors.empty(numel) for _ in range(2)), tensors.empty(numel) if momentum else None
         )
         for name, numel in communicator.residuals().items()
     }
@@ -45,7 +46,7 @@ def write(communicator: Communicator, residuals: Residuals) -> None:
     others = {}
     for name, numel in communicator.residuals().items():
         if name not in residuals:
-            zeros = torch.zeros(numel)
+            zeros = tensors.zeros(numel)
             others[name] = Memory(zeros, zeros)
     put(communicator, {**others, **residuals})
 
@@ -164,7 +165,7 @@ def merge_state_dicts(saved: Sequence[Mapping[str, Any]], world: int, rank: int)
     for name in sorted({name for one in by_rank for name in one["residuals"]}):
         parts = [one["residuals"][name] for one in by_rank if name in one["residuals"]]
         _check_alike(name, parts)
-        total = torch.zeros(parts[0]["first"].numel())
+        total = tensors.zeros(parts[0]["first"].numel())
         momentum = torch.zeros_like(total) if "momentum" in parts[0] else None
         for r in range(rank, old, world):
             if name in by_rank[r]["residuals"]:

@@ -12,8 +12,18 @@ from thinwire.torch.exchange import state_file
 from thinwire.torch.exchange.recovery import Recovery
 from thinwire.torch.exchange.state_file import PathLike
 
-# An attribute of a compressed model: the call that did it, for the message of another one.
+# An attribute of a compressed model: its CompressedBy.
 COMPRESSED = "_thinwire_compressed"
+
+
+class CompressedBy(str):
+    """The call that compressed a model, for the message of another one. A copy of the model, which
+    is not compressed, has None in its place."""
+
+    __slots__ = ()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(None), ()
 
 
 class Compression(ABC):

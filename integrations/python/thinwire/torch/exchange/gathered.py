@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from thinwire.arguments import wrong
 from thinwire.errors import InvalidArgumentError, MismatchError
-from thinwire.torch import agree
+from thinwire.torch import agree, tensors
 from thinwire.torch.exchange import state_file
 from thinwire.torch.exchange.checkpoint import FORMAT
 
@@ -28,7 +28,7 @@ def gather(mine: Mapping[str, Any], group: dist.ProcessGroup | None) -> dict[str
     sizes = _agreed_sizes([head["residuals"] for head in heads])
     gathered = [{**head, "residuals": {}} for head in heads]
     for (name, kind), numel in sorted(sizes.items()):
-        tensor = mine["residuals"].get(name, {}).get(kind, torch.zeros(numel))
+        tensor = mine["residuals"].get(name, {}).get(kind, tensors.zeros(numel))
         for rank, values in enumerate(agree.gather_to_rank_0(tensor, group)):
             if kind in heads[rank]["residuals"].get(name, {}):
                 gathered[rank]["residuals"].setdefault(name, {})[kind] = values

@@ -11,11 +11,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import torch
 import torch.distributed as dist
 
 from thinwire.errors import MismatchError
-from thinwire.torch import agree, group
+from thinwire.torch import agree, group, tensors
 from thinwire.torch.exchange.bucket import Bucket
 from thinwire.torch.exchange.checkpoint import Memory, Residuals, merged
 
@@ -133,9 +132,9 @@ class Agreement:
         shared = dict(kept)
         for name, numel in sizes.items():
             momentum = agree.tensor_from_rank(
-                source, mine.get(name, torch.zeros(numel)), self._group
+                source, mine.get(name, tensors.zeros(numel)), self._group
             )
-            zeros = torch.zeros(numel)
+            zeros = tensors.zeros(numel)
             shared[name] = shared.get(name, Memory(zeros, zeros))._replace(momentum=momentum)
         return shared
 

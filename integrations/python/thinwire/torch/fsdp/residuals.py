@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 from thinwire.arguments import wrong
 from thinwire.errors import InvalidArgumentError, MismatchError
+from thinwire.torch import tensors
 from thinwire.torch.exchange import checkpoint
 from thinwire.torch.fsdp.units import Piece
 
@@ -123,10 +124,10 @@ class Layout:
         found = {}
         for name, piece in self._pieces.items():
             chunks = [rank[name]["first"] for rank in ranks[:shards] if name in rank]
-            whole = torch.cat(chunks) if len(chunks) == shards else torch.empty(0)
+            whole = torch.cat(chunks) if len(chunks) == shards else tensors.empty(0)
             if whole.numel() < piece.numel:
                 continue
-            padded = torch.zeros(self.place.shards * piece.chunk)
+            padded = tensors.zeros(self.place.shards * piece.chunk)
             padded[: piece.numel] = whole[: piece.numel]
             chunk = padded[self._chunk(name)].clone()
             found[_REFERENCE + name] = {"first": chunk, "second": torch.zeros_like(chunk)}
@@ -146,7 +147,7 @@ class Layout:
                     f"the state dict has a residual for '{name}', which is no parameter of this "
                     "model; load it into the model that it was saved from"
                 )
-            zeros = torch.zeros(self._pieces[name].numel)
+            zeros = tensors.zeros(self._pieces[name].numel)
             kept = residuals.setdefault(name, {"first": zeros, "second": zeros})
             owed = shards * (memory["first"] + replicas * memory["second"])
             first = kept["first"].clone()
@@ -177,7 +178,7 @@ class Layout:
         for name, memory in residuals.items():
             placed[name] = {}
             for kind, tensor in memory.items():
-                whole = torch.zeros(self.place.shards * self._pieces[name].chunk)
+                whole = tensors.zeros(self.place.shards * self._pieces[name].chunk)
                 whole[self._chunk(name)] = tensor
                 placed[name][kind] = whole
         return placed

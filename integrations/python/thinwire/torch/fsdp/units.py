@@ -76,6 +76,9 @@ def units_of(model: torch.nn.Module, *, gathered: bool = False) -> list[Unit]:
     """InvalidArgumentError unless fully_shard() was applied to the model, or to modules in it, and
     shards dimension 0 only. Warns of trained parameters that are in none of these. gathered: list
     all that FSDP2 gathers of each unit, which is its frozen parameters as well."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()  # a forward pass without a backward pass leaves parameters whole
     names = {p: private.plain_name(name) for name, p in model.named_parameters()}
     units = []
     for name, module in model.named_modules():

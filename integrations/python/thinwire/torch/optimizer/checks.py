@@ -22,6 +22,36 @@ def check_optimizer(optimizer: Optimizer) -> None:
         )
 
 
+def check_policy(optimizer: Optimizer, policy: str) -> None:
+    """Under p3 the optimizer steps some parameters at a time."""
+    kinds = {kind.__name__ for kind in type(optimizer).__mro__}
+    if policy == "p3" and "ZeroRedundancyOptimizer" in kinds:
+        raise InvalidArgumentError(
+            "ZeroRedundancyOptimizer steps all parameters of its rank at once, and p3 steps each "
+            "layer when its means are there; use policy='wfbp'"
+        )
+
+
+def check_trained(model: torch.nn.Module, names: Names) -> None:
+    """There are parameters to train."""
+    if not names:
+        raise InvalidArgumentError(
+            f"compress got a {type(model).__name__} without trained parameters, expected some; "
+            "unfreeze those that will be trained before the call"
+        )
+
+
+def check_frozen(names: Names) -> None:
+    """Parameters that were frozen when their model was compressed still are."""
+    for parameter, name in names.items():
+        if parameter.requires_grad:
+            raise InvalidArgumentError(
+                f"parameter '{name}' is trained now, and was frozen when its model was "
+                "compressed, so its gradient is not reduced; close() that, and compress the model "
+                "again after unfreezing"
+            )
+
+
 def check_parameters(optimizer: Optimizer, names: Names) -> None:
     """All parameters that it trains belong to the model."""
     ours = {p for group in optimizer.param_groups for p in group["params"] if p.requires_grad}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
@@ -17,7 +18,8 @@ _Part = TypeVar("_Part")
 
 class ModelHooks:
     """Calls back when a gradient is made, before a module uses a bucket's parameters, and before
-    the model's state_dict()."""
+    the model's state_dict(). Those in a copy of the model (deepcopy, pickle, AveragedModel) call
+    nobody."""
 
     def __init__(
         self,
@@ -27,16 +29,25 @@ class ModelHooks:
         on_gradient: Callable[[torch.Tensor], None],
         before_use: Callable[[GradientBucket], None],
         finish: Callable[[], None],
+        before_backward: Callable[[], None] | None = None,
     ) -> None:
-        """names: of the parameters that are trained."""
-        self._names, self._before_use = names, before_use
+        """names: of the parameters that are trained. before_backward: called when a backward pass
+        comes to what the model has returned."""
+        self._names, self._before_use, self._finish = names, before_use, finish
         self._order = ForwardOrder(model, names)
         self._needs: dict[torch.nn.Module, list[GradientBucket]] = {}
+        self._before_backward = before_backward
         self._handles = [
-            *(p.register_post_accumulate_grad_hook(on_gradient) for p in names),
-            *(m.register_forward_pre_hook(self._before_forward) for m in model.modules()),
-            model.register_state_dict_pre_hook(lambda *_: finish()),
+            *(p.register_post_accumulate_grad_hook(_weak(on_gradient)) for p in names),
+            # Before the model's own hooks, some of which read parameters, as weight_norm's does.
+            *(
+                m.register_forward_pre_hook(self._before_forward, prepend=True)
+                for m in model.modules()
+            ),
+            model.register_state_dict_pre_hook(self._before_state_dict),
         ]
+        if before_backward is not None:
+            self._handles.append(model.register_forward_hook(self._after_forward))
 
     def agree_on_order(self, group: dist.ProcessGroup) -> list[tuple[str, torch.Tensor]]:
         """Names and parameters in rank 0's forward order. All ranks call it, after a forward pass
@@ -54,11 +65,48 @@ class ModelHooks:
         for bucket in self._needs.get(module, ()):
             self._before_use(bucket)
 
+    def _after_forward(self, _module: torch.nn.Module, _args: Any, output: Any) -> None:
+        if self._before_backward is None or torch.compiler.is_compiling():
+            return
+        for tensor in _tensors_in(output):
+            if tensor.grad_fn is not None:
+                tensor.register_hook(self._on_output)
+
+    def _on_output(self, _gradient: torch.Tensor) -> None:
+        self._before_backward()
+
+    def _before_state_dict(self, *_: Any) -> None:
+        self._finish()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _hooks_of_a_copy, ()
+
     def remove(self) -> None:
         """Lets the model go."""
         self._order.stop()
         for handle in self._handles:
             handle.remove()
+
+
+def _hooks_of_a_copy() -> ModelHooks:
+    return ModelHooks(
+        torch.nn.Module(), {}, on_gradient=_nothing, before_use=_nothing, finish=_nothing
+    )
+
+
+def _weak(method: Callable[[torch.Tensor], None]) -> Callable[[torch.Tensor], None]:
+    """The method, without its object: the collector sees no cycle through a parameter's hooks."""
+    found = weakref.WeakMethod(method)
+
+    def call(tensor: torch.Tensor) -> None:
+        if (alive := found()) is not None:
+            alive(tensor)
+
+    return call
+
+
+def _nothing(*_: Any) -> None:
+    pass
 
 
 def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
@@ -102,8 +150,11 @@ class ForwardOrder:
         self._watch: _Watch | None = None
         self._handles = []
         for module in model.modules():
-            self._handles.append(module.register_forward_pre_hook(self._enter))
+            self._handles.append(module.register_forward_pre_hook(self._enter, prepend=True))
             self._handles.append(module.register_forward_hook(self._leave, always_call=True))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ForwardOrder, (torch.nn.Module(), ())  # in a copy, which has no order to learn
 
     def stop(self) -> None:
         """Stops watching; the order that was seen so far stays."""

@@ -51,9 +51,11 @@ class ModuleCompression(GradientExchange):
         """compress() makes it. Parameters and buffers become those of rank 0."""
         find_unused = False if find_unused_parameters is None else find_unused_parameters
         check_flag("find_unused_parameters", find_unused)
-        self._model, self._optimizer = model, optimizer
+        self._model, self._optimizer = private.uncompiled(model), optimizer
         self._group = resolve(process_group, "compress")
         self._names = trained_names(model)
+        checks.check_trained(model, self._names)
+        self._frozen = {p: n for n, p in model.named_parameters() if p not in self._names}
         super().__init__(
             codec,
             process_group,
@@ -67,13 +69,20 @@ class ModuleCompression(GradientExchange):
                 f"compress got momentum={self.config.momentum} and no optimizer to take "
                 "it out of; pass optimizer="
             )
-        self._accumulating = self._in_backward = False
+        self._accumulating = False
+        self._passes: set[int] = set()  # the backward pass under way, and those inside it
+        self._in_step = False  # it has made a gradient
+        # Buckets go at the end of a pass if it makes a gradient of theirs in several turns, which
+        # the first step tells.
+        self._late: set[GradientBucket] = set()
+        self._overlaps = False
         own_step = None if optimizer is None else optimizer.step
         self._pipeline = StepPipeline(optimizer, self, find_unused, own_step)
         self._share_replica()
         self._hooks = ModelHooks(
-            model, self._names, on_gradient=self._on_gradient,
+            self._model, self._names, on_gradient=self._on_gradient,
             before_use=self._pipeline.apply, finish=self.finish,
+            before_backward=None if optimizer is not None else self._enter_backward,
         )  # fmt: skip
 
     def _share_replica(self) -> None:
@@ -82,15 +91,54 @@ class ModuleCompression(GradientExchange):
     def _on_gradient(self, parameter: torch.Tensor) -> None:
         if self._accumulating:
             return
-        self._lay_out()
-        if not self._in_backward:
-            self._in_backward = True
-            for bucket in self._pipeline.buckets:  # of a pass that failed, or is over
-                bucket.restart(self.steps)
-            private.after_backward(self._end_backward)
+        self._enter_backward()
+        if not self._in_step:
+            self._begin_step()
         bucket = self._pipeline.bucket_of[parameter]
-        if bucket.ready(parameter):
+        if bucket.has(parameter):
+            self._made_again(bucket, parameter)
+        if bucket.ready(parameter) and self._overlaps and bucket not in self._late:
             self._pipeline.send(bucket)
+
+    def _made_again(self, bucket: GradientBucket, parameter: torch.Tensor) -> None:
+        """Reentrant checkpoints that share a parameter add to its gradient one after the other."""
+        if bucket.phase is Phase.IN_FLIGHT:
+            error = errors.InvalidArgumentError(
+                f"rank {self.rank}: the gradient of '{self._names[parameter]}' was made twice in "
+                "one backward pass, unlike in the first step, and had been sent already; take "
+                "checkpoint(..., use_reentrant=False)"
+            )
+            raise errors.again(self.fail(error))
+        self._late.add(bucket)
+
+    def _enter_backward(self) -> None:
+        """Once in a backward pass, at the model's output or else at the first gradient: notes its
+        end, which is not that of a pass inside of it, such as a reentrant checkpoint's."""
+        number = private.backward_pass()
+        if number in self._passes:
+            return
+        if self._passes and private.in_inner_backward():
+            self._passes.add(number)
+            return
+        self._passes, self._in_step = {number}, False
+        private.after_backward(self._end_backward)
+
+    def _begin_step(self) -> None:
+        self._lay_out()
+        if any(bucket.phase is Phase.IN_FLIGHT for bucket in self._pipeline.buckets):
+            error = errors.Error(
+                f"rank {self.rank}: the backward pass before this one failed after it had sent "
+                "gradients, so the steps of the ranks do not match any more; call recover() on "
+                "every rank, or end the program"
+            )
+            raise errors.again(self.fail(error))
+        try:
+            checks.check_frozen(self._frozen)
+        except errors.Error as error:
+            raise errors.again(self.fail(error)) from None
+        self._in_step = True
+        for bucket in self._pipeline.buckets:
+            bucket.restart(self.steps)
 
     def _lay_out(self) -> None:
         """Makes the buckets at the first gradient or step."""
@@ -100,7 +148,10 @@ class ModuleCompression(GradientExchange):
             self._hooks.take(self._pipeline.bucket_of)
 
     def _end_backward(self) -> None:
-        self._in_backward = False
+        self._passes.clear()
+        if not self._in_step:
+            return
+        self._in_step, self._overlaps = False, True
         self._pipeline.flush()
         self._pipeline.take_means()
         self.between_steps(self._pipeline.device, lambda: None)
@@ -124,7 +175,8 @@ class ModuleCompression(GradientExchange):
         members = resolve(process_group, "recover")
         self.fail(errors.Error(f"rank {self.rank} left the group to recover"))
         result = super().recover(process_group, made=self._made())
-        self._in_backward, self._group = False, members
+        self._group, self._in_step = members, False
+        self._passes.clear()
         self._pipeline.restart(result.step)
         if not result.equal:
             agree.replica_from_rank(result.source, self._model, self._optimizer, members)
@@ -145,10 +197,10 @@ class OptimizedCompression(ModuleCompression):
     """A plain module and its optimizer, whose step() takes the means of all ranks' gradients.
 
     Under policy "p3" step() returns at once, and each module's forward waits for the parameters
-    that it needs; "wfbp" and "fifo" wait in step(). The weights are the same, bit for bit.
-    Accumulate gradients under no_sync(). Before clipping by norm or unscaling call synchronize(),
-    or clip with clip_grad_norm_(): both wait for all gradients. Typed errors come out of
-    backward(), step() and, under p3, the model's forward."""
+    that it needs; "wfbp" and "fifo" wait in step(). The weights are the same, bit for bit, where
+    chunk_bytes is. Accumulate gradients under no_sync(). Before clipping by norm or unscaling call
+    synchronize(), or clip with clip_grad_norm_(): both wait for all gradients. Typed errors come
+    out of backward(), step() and, under p3, the model's forward."""
 
     def __init__(
         self,
@@ -180,6 +232,7 @@ class OptimizedCompression(ModuleCompression):
         super().__init__(model, codec, optimizer, **options)
         try:
             checks.check_parameters(optimizer, self._names)
+            checks.check_policy(optimizer, self.config.policy)
             checks.check_delay(delay, self)
             if delay:
                 self._delay = OneStepDelay(optimizer, warm_up_steps, self, self._pipeline)

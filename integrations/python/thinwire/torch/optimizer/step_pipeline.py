@@ -40,6 +40,10 @@ class GradientBucket(FlatBucket):
     def parameters(self) -> list[torch.Tensor]:
         return self.tensors
 
+    def has(self, parameter: torch.Tensor) -> bool:
+        """Return whether this gradient has been made since the last step."""
+        return parameter in self._ready
+
     def ready(self, parameter: torch.Tensor) -> bool:
         """Notes that this gradient is made. Returns whether all of the bucket are."""
         self._ready.add(parameter)
@@ -129,8 +133,13 @@ class StepPipeline:
         return self.buckets[0].parameters[0].device
 
     def groups(self) -> Groups:
-        """The param groups with their hyperparameters of this moment."""
-        return [{**group} for group in self._optimizer.param_groups]
+        """The param groups with their hyperparameters of this moment, and the parameters that are
+        trained now: one that is frozen or thawed before a deferred step is made keeps its part in
+        it."""
+        return [
+            {**group, "params": [p for p in group["params"] if p.requires_grad]}
+            for group in self._optimizer.param_groups
+        ]
 
     def begin(self, bucket: GradientBucket) -> None:
         """Before new gradients of the bucket are sent."""
@@ -152,8 +161,12 @@ class StepPipeline:
         """Ends the submissions of a step: buckets that are not complete go now, with zeros for the
         gradients that this rank has not made, so that no rank waits for them."""
         if self._find_unused:
-            used = torch.tensor([float(p.grad is not None) for p in self.bucket_of])
-            self._used = self._exchange.submit(self._used_bucket, used.to(self.device))
+            used = torch.tensor(
+                [p.grad is not None for p in self.bucket_of],
+                dtype=torch.float32,
+                device=self.device,
+            )
+            self._used = self._exchange.submit(self._used_bucket, used)
         for bucket in self.buckets:
             if bucket.phase is Phase.IDLE:
                 self.send(bucket)
@@ -199,9 +212,9 @@ class StepPipeline:
     ) -> None:
         """The step of the bucket's parameters with these means; gradients stay as they are."""
         kept = {p: p.grad for p in bucket.parameters}
-        inside = {p for p in bucket.parameters if p.requires_grad and p not in self._unused}
+        inside = {p for p in bucket.parameters if p not in self._unused}
         for parameter, mean in means.items():
-            parameter.grad = mean if parameter in inside else None
+            parameter.grad = mean.to(parameter.dtype) if parameter in inside else None
         try:
             with torch.inference_mode(False):  # the forward pass that needs them may be in it
                 _step_partly(self._optimizer, self._step, inside, groups)

@@ -54,7 +54,7 @@ class Fragment:
             self.codec: UpdateCodec | SumCodec = SumCodec(sizes)
         else:
             self.codec = UpdateCodec(codec, sizes, tensors.structure_of(module))
-        self.residuals: Values = {name: torch.zeros(n) for name, n in sizes.items()}
+        self.residuals: Values = {name: tensors.zeros(n) for name, n in sizes.items()}
         self.anchor = self.copy()
         self._on_host = all(p.device.type == "cpu" for p in self.parameters.values())
         self._kept: _Kept | None = None

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from thinwire import errors
 from thinwire.comm import Communicator
 from thinwire.config import Config
+from thinwire.torch import tensors
 from thinwire.torch.exchange.bucket import Bucket
 from thinwire.torch.exchange.session import Session
 from thinwire.torch.exchange.waiter import Pending
@@ -193,7 +194,7 @@ class Meeting:
     def _start(self, name: str, flat: torch.Tensor, numel: int, collective: str) -> Gather:
         if self._session is None:
             return Gather(flat, flat, 1, None)
-        out = torch.empty(numel)
+        out = tensors.empty(numel)
         bucket = self._bucket(name, flat.numel(), collective)
         pending = self._session.start(bucket, flat, result=out)
         return Gather(flat, out, self.epoch.size, pending)
@@ -211,7 +212,7 @@ class Meeting:
             gather = self.start(name, [mine.ljust(-(-len(mine) // 4) * 4, b"\0")])
             meanwhile()
             return [bytes(row[: len(mine)]) for row in gather.rows()]
-        told = torch.zeros(self.epoch.size, len(mine))  # each byte as a number, each in its row
+        told = tensors.zeros(self.epoch.size, len(mine))  # each byte as a number, each in its row
         told[self.epoch.rank] = torch.tensor(list(mine), dtype=torch.float32)
         bucket = self._bucket(name, told.numel(), "all_reduce")
         pending = self._session.start(bucket, told.view(-1))

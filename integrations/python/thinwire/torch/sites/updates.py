@@ -23,6 +23,7 @@ import torch
 
 from thinwire.codec import codec_info, decode, decode_mean, encode, encoded_bytes
 from thinwire.errors import InvalidArgumentError
+from thinwire.torch import tensors
 from thinwire.torch.exchange.rules import Codec, Rules, Structure
 
 _EXACT_BELOW = 1024  # elements of a tensor that goes in fp32, whose bytes do not count
@@ -92,7 +93,7 @@ class UpdateCodec:
         """
         for name, begin, end, up, _ in self.parts:
             if begin == 0:
-                lost[name] = torch.empty(self.sizes[name])
+                lost[name] = tensors.empty(self.sizes[name])
             residual = lost[name][begin:end]
             torch.mul(kept[name][begin:end], decay, out=residual)
             yield encode(up, update(name, begin, end), residual)
@@ -134,7 +135,7 @@ class UpdateCodec:
 
     def empty(self) -> Values:
         """Return memory for an update."""
-        return {name: torch.empty(numel) for name, numel in self.sizes.items()}
+        return {name: tensors.empty(numel) for name, numel in self.sizes.items()}
 
     def runs(self, parts: range) -> list[tuple[str, int, int]]:
         """Return what a chunk has of each parameter: its name, first element and end."""
@@ -235,7 +236,7 @@ class UpdateCodec:
         found: Values = {}
         for at, values in lost.items():
             name, begin, end, _, _ = self.parts[at]
-            whole = found.setdefault(name, torch.zeros(self.sizes[name]))
+            whole = found.setdefault(name, tensors.zeros(self.sizes[name]))
             whole[begin:end] = values * factor
         return found
 
@@ -255,7 +256,7 @@ class UpdateCodec:
         for at, part in enumerate(self.parts):
             pieces[part.name].append(found[at])
         return {
-            name: each[0] if len(each) == 1 else torch.cat(each) if each else torch.zeros(0)
+            name: each[0] if len(each) == 1 else torch.cat(each) if each else tensors.zeros(0)
             for name, each in pieces.items()
         }
 
