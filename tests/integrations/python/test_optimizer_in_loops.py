@@ -10,7 +10,6 @@ import torch.distributed as dist
 from models import data, digest, loss_of, make_mlp
 from policies import POLICIES, close_to, make_sgd, train, wrapped
 from ranks import outcomes_of, run
-from torch.distributed.optim import ZeroRedundancyOptimizer
 
 
 def clipped(rank: int, policy: str):
@@ -196,6 +195,8 @@ def test_what_couples_parameters_is_refused():
 
 
 def refused(rank: int):
+    from torch.distributed.optim import ZeroRedundancyOptimizer  # which warns
+
     model = make_mlp()
     with pytest.raises(thinwire.InvalidArgumentError, match="LBFGS"):
         wrapped(model, optimizer=torch.optim.LBFGS(model.parameters()))

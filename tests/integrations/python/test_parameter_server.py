@@ -1,5 +1,8 @@
 """ParameterServerOptimizer: torch's loops in every mode, pushes in backward(), shared batches."""
 
+import copy
+import io
+
 import pytest
 import thinwire
 import torch
@@ -280,4 +283,26 @@ def test_a_forward_waits_for_all_parameters_that_it_reads():
         in_forward = set(waited)
         served.step()
     assert in_forward == {name for name, _ in net.named_parameters()}
+    served.close()
+
+
+def test_a_copy_of_the_model_has_its_values_and_waits_for_nothing():
+    net = torch.nn.Linear(4, 2)
+    served = ParameterServerOptimizer(
+        torch.optim.SGD(net.parameters(), lr=0.1), net, mode="local", timeout_s=20
+    )
+    net(torch.ones(3, 4)).sum().backward()
+    served.step()
+    waited, wait = [], served.store.wait
+    served.store.wait = lambda name=None: (waited.append(name), wait(name))
+    net.state_dict()
+    assert waited == [None]  # for all
+    file = io.BytesIO()
+    torch.save(net, file)
+    file.seek(0)
+    for copied in (copy.deepcopy(net), torch.load(file, weights_only=False)):
+        assert torch.equal(copied.weight, net.weight)
+        copied(torch.ones(3, 4)).sum().backward()
+        copied.state_dict()
+    assert waited == [None]
     served.close()

@@ -28,9 +28,9 @@ class ParameterServerOptimizer:
     MLSys 2019). step() returns at once: each module's forward waits for the parameters that it
     reads, so that the rest still travels while the first layers compute. The first forward of
     `model` shows which these are. So parameters may change from backward() on, and whoever reads
-    them in another way calls wait() after step(). A loop that changes gradients before step(), such
-    as one that clips them, or has several backward() for a step, takes overlap=False: step() pushes
-    all then, with the same values in the end.
+    them in another way calls wait() after step(); model.state_dict() waits by itself. A loop that
+    changes gradients before step(), such as one that clips them, or has several backward() for a
+    step, takes overlap=False: step() pushes all then, with the same values in the end.
 
     The weight of an Embedding or EmbeddingBag with sparse=True is row-sparse: step() pushes the
     rows that its gradient has, and its forward pulls the rows that it looks up, and waits for them.
@@ -115,6 +115,7 @@ class ParameterServerOptimizer:
             module.register_forward_pre_hook(self._before_forward, prepend=True, with_kwargs=True)
             for module in model.modules()
         ]
+        self._hooks.append(model.register_state_dict_pre_hook(self._before_state_dict))
         # Gradients that backward has pushed, with their versions; until the next step.
         self._pushed: dict[str, tuple[torch.Tensor, int]] = {}
         if overlap:
@@ -346,6 +347,8 @@ class ParameterServerOptimizer:
     def _before_forward(
         self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
+        if not self._hooks:
+            return
         if self._in_forward and not self._begun and module.training and torch.is_grad_enabled():
             self._begin_forward()
         for parameter in module.parameters(recurse=False):
@@ -357,6 +360,13 @@ class ParameterServerOptimizer:
         for name in self._needs.get(module, ()):
             self.store.wait(name)
 
+    def _before_state_dict(self, *_: Any) -> None:
+        if self._hooks:
+            self.wait()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _in_a_copy, ()  # of the model, which deepcopy and pickle make with its hooks
+
     def _pull_rows(self, name: str, module: torch.nn.Module, looked_up: object) -> None:
         """Pull what the forward of a module that has a table reads of it."""
         table = self._parameters[name].data
@@ -366,6 +376,13 @@ class ParameterServerOptimizer:
             looked_up = torch.arange(len(table))  # such as a tied output layer
         self.store.row_sparse_pull(name, table, row_ids=looked_up)
         self._read.add(name)
+
+
+def _in_a_copy() -> ParameterServerOptimizer:
+    """Whose hooks do nothing, as those of a closed one."""
+    made = ParameterServerOptimizer.__new__(ParameterServerOptimizer)
+    made._hooks = []
+    return made
 
 
 def _type_of(mode: str) -> str:
