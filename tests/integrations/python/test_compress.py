@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import os
 import subprocess
@@ -198,8 +199,18 @@ def thawed(rank: int):
         loss_of(model, data(1, rank)).backward()
 
 
-def test_a_parameter_that_is_unfrozen_later_is_an_error():
-    run(thawed)
+def replaced(rank: int):
+    model = make_mlp()
+    tw.compress(model, "int4", min_bytes=0)
+    loss_of(model, data(0, rank)).backward()
+    model.load_state_dict(copy.deepcopy(model.state_dict()), assign=True)
+    with pytest.raises(thinwire.InvalidArgumentError, match=r"'0\.weight' is trained now"):
+        loss_of(model, data(1, rank)).backward()
+
+
+@pytest.mark.parametrize("change", [thawed, replaced])
+def test_a_parameter_that_is_trained_later_is_an_error(change):
+    run(change)
 
 
 def dropped(rank: int, optimized: bool):

@@ -41,14 +41,14 @@ def check_trained(model: torch.nn.Module, names: Names) -> None:
         )
 
 
-def check_frozen(names: Names) -> None:
-    """Parameters that were frozen when their model was compressed still are."""
-    for parameter, name in names.items():
-        if parameter.requires_grad:
+def check_reduced(model: torch.nn.Module, names: Names) -> None:
+    """All parameters that are trained now were when their model was compressed."""
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad and parameter not in names:
             raise InvalidArgumentError(
-                f"parameter '{name}' is trained now, and was frozen when its model was "
-                "compressed, so its gradient is not reduced; close() that, and compress the model "
-                "again after unfreezing"
+                f"parameter '{name}' is trained now, and was frozen or another tensor when its "
+                "model was compressed (load_state_dict(assign=True) makes other tensors), so its "
+                "gradient is not reduced; close() that, and compress the model again"
             )
 
 

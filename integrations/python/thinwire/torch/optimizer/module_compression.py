@@ -55,7 +55,6 @@ class ModuleCompression(GradientExchange):
         self._group = resolve(process_group, "compress")
         self._names = trained_names(model)
         checks.check_trained(model, self._names)
-        self._frozen = {p: n for n, p in model.named_parameters() if p not in self._names}
         super().__init__(
             codec,
             process_group,
@@ -132,13 +131,16 @@ class ModuleCompression(GradientExchange):
                 "every rank, or end the program"
             )
             raise errors.again(self.fail(error))
-        try:
-            checks.check_frozen(self._frozen)
-        except errors.Error as error:
-            raise errors.again(self.fail(error)) from None
+        self._check_reduced()
         self._in_step = True
         for bucket in self._pipeline.buckets:
             bucket.restart(self.steps)
+
+    def _check_reduced(self) -> None:
+        try:
+            checks.check_reduced(self._model, self._names)
+        except errors.Error as error:
+            raise errors.again(self.fail(error)) from None
 
     def _lay_out(self) -> None:
         """Makes the buckets at the first gradient or step."""
@@ -150,6 +152,7 @@ class ModuleCompression(GradientExchange):
     def _end_backward(self) -> None:
         self._passes.clear()
         if not self._in_step:
+            self._check_reduced()
             return
         self._in_step, self._overlaps = False, True
         self._pipeline.flush()
