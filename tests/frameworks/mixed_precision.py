@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader, Dataset
 
 BATCHES, BATCH, WIDTH, ACCUMULATE, CLIP, RATE = 8, 4, 64, 2, 0.01, 0.1
-# Of few entries, whose residuals differ most between ranks; the examples have a dense codec.
+# It sends few entries, so residuals differ most between ranks; the examples have a dense codec.
 CODEC = "topk:density=0.1"
 BAD = 4  # the batch in which rank 1's loss is Inf, where there is a loss scaler
 
