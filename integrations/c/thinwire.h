@@ -522,8 +522,8 @@ TW_API tw_status tw_kv_set_optimizer(tw_kv* kv, const char* spec);
 TW_API tw_status tw_kv_barrier(tw_kv* kv);
 /* Worker 0 writes or reads a file of all values and the optimizer's state, and each worker its
  * residuals at PATH.worker-RANK. TW_INVALID_ARGUMENT on all workers, and former files stay, if one
- * can't write; and nothing is loaded, for a file that is missing, damaged, of another save or of an
- * optimizer that keeps more or fewer arrays. */
+ * can't write or worker 0 is gone; and nothing is loaded, for a file that is missing, damaged, of
+ * another save or of another optimizer that keeps arrays. */
 TW_API tw_status tw_kv_save(tw_kv* kv, const char* path);
 TW_API tw_status tw_kv_load(tw_kv* kv, const char* path);
 

@@ -19,7 +19,7 @@ namespace thinwire {
 enum class Together : uint32_t {
   kInit,       // body: StoreTable; values come by kPut
   kOptimizer,  // body: OptimizerSpec as text
-  kBarrier,    // no body; or kComplaint and why the worker's part of a save can't be written
+  kBarrier,    // no body; of a save, kSaves, or kComplaint and why the worker can't write its part
   kLoad,       // body: kComplaint and why the worker can't load; or the save that it has loaded
                // from, the same on all; or none. States come by kPut
 };
@@ -30,6 +30,9 @@ const char* Name(Together what);
 inline constexpr std::string_view kWaitForWork = "wait";
 
 inline constexpr size_t kTogetherKinds = 4;
+
+// The body of a worker that has written its part of a save.
+inline constexpr std::string_view kSaves = "saves";
 
 // Begins the body of a call that the worker can't take its part in.
 inline constexpr std::string_view kComplaint = "can't load: ";

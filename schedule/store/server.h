@@ -242,7 +242,7 @@ class StoreServer {
   absl::Status SetOptimizer(std::string_view body);
   void Load();
   std::vector<uint8_t> StateOf(const Slice& slice) const;
-  static absl::Status CheckState(const Slice& slice, const std::vector<uint8_t>& state);
+  absl::Status CheckState(const Slice& slice, const std::vector<uint8_t>& state) const;
   void Drain(uint32_t number, Slice& slice, Deadline now);
   void EndGrace(uint32_t number, Deadline now);
   void Update(uint32_t number, Slice& slice, const std::vector<Ledger::Step::Push>& pushes);

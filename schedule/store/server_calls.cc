@@ -16,7 +16,7 @@ namespace {
 
 using Kind = StoreHead::Kind;
 
-// A state: steps, the number of slots, the values, the slots.
+// A state: steps, the optimizer's kind, the values, the slots.
 constexpr size_t kStateHead = 2 * sizeof(uint64_t);
 
 // The first lines of an init (mode, codec, hash of the layout), and the first slice in which it
@@ -219,8 +219,9 @@ void StoreServer::AnswerCall(int worker, uint32_t what, uint64_t number,
   send_(worker, kLast, head, std::move(refusal));
 }
 
-// The first complaint about a load, or about the files of a save at its barrier; what two workers
-// load that differs, or a state that does not fit. The store goes on without it.
+// The first complaint about a load, or about the files of a save at its barrier; that nobody has
+// written the values; what two workers load that differs, or a state that does not fit. The store
+// goes on without it.
 std::vector<uint8_t> StoreServer::RefusalOf(Together what, const Call& call) const {
   const bool loads = what == Together::kLoad;
   if (!loads && what != Together::kBarrier) return {};
@@ -231,6 +232,11 @@ std::vector<uint8_t> StoreServer::RefusalOf(Together what, const Call& call) con
     if (body.starts_with(kComplaint)) {
       text = absl::StrCat(loads ? "load" : "save", " failed on worker ", worker, ": ",
                           body.substr(kComplaint.size()));
+      break;
+    }
+    if (body == kSaves && !call.bodies.contains(0) && !is_here(0)) {
+      text = absl::StrCat("save failed: worker 0, which writes the values, is gone: ",
+                          members_[0].lost.message(), "; start it again, and save then");
       break;
     }
     if (first.empty()) {
@@ -337,7 +343,7 @@ absl::Status StoreServer::SetOptimizer(std::string_view body) {
 }
 
 std::vector<uint8_t> StoreServer::StateOf(const Slice& slice) const {
-  const uint64_t head[2] = {slice.steps, slice.slots.size()};
+  const uint64_t head[2] = {slice.steps, static_cast<uint64_t>(optimizer_.kind)};
   const size_t array = slice.x.size() * sizeof(float);
   std::vector<uint8_t> state(kStateHead + array * (1 + slice.slots.size()));
   std::memcpy(state.data(), head, kStateHead);
@@ -347,14 +353,23 @@ std::vector<uint8_t> StoreServer::StateOf(const Slice& slice) const {
   return state;
 }
 
-absl::Status StoreServer::CheckState(const Slice& slice, const std::vector<uint8_t>& state) {
+absl::Status StoreServer::CheckState(const Slice& slice, const std::vector<uint8_t>& state) const {
   const size_t array = slice.x.size() * sizeof(float);
   const size_t expected = kStateHead + array * (1 + slice.slots.size());
-  if (state.size() == expected) return absl::OkStatus();
+  if (state.size() != expected) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("key '", slice.key, "': its state has ", state.size(), " bytes, expected ",
+                     expected, " for ", slice.x.size(), " elements and ", slice.slots.size(),
+                     " arrays of the optimizer; load with the optimizer that it was saved with"));
+  }
+  uint64_t kind = 0;
+  std::memcpy(&kind, state.data() + sizeof(uint64_t), sizeof(kind));
+  if (slice.slots.empty() || kind == static_cast<uint64_t>(optimizer_.kind)) {
+    return absl::OkStatus();
+  }
   return absl::InvalidArgumentError(
-      absl::StrCat("key '", slice.key, "': its state has ", state.size(), " bytes, expected ",
-                   expected, " for ", slice.x.size(), " elements and ", slice.slots.size(),
-                   " arrays of the optimizer; load with the optimizer that it was saved with"));
+      absl::StrCat("key '", slice.key, "': its state is that of another optimizer than '",
+                   optimizer_text_, "'; load with the optimizer that it was saved with"));
 }
 
 // RefusalOf has checked the states.

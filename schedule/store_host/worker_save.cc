@@ -57,8 +57,8 @@ absl::Status StoreWorker::Save(const std::string& path) {
   std::vector<std::string> files;
   const absl::Status written = WriteFiles(path, &files);
   // The files of the save before stay unless all workers have written theirs.
-  const std::string body =
-      written.ok() ? std::string() : absl::StrCat(std::string(kComplaint), written.message());
+  const std::string body(written.ok() ? std::string(kSaves)
+                                      : absl::StrCat(std::string(kComplaint), written.message()));
   absl::Status saved =
       CallAll(Together::kBarrier, std::vector<std::string>(resenders_.size(), body));
   const bool all_written = saved.ok();

@@ -294,14 +294,14 @@ class KVStore:
     def save_optimizer_states(self, fname: str | os.PathLike[str]) -> None:
         """Worker 0 writes values and optimizer states to a file, and each worker its residuals to
         fname.worker-RANK; all workers call it. Raises InvalidArgumentError on all workers, and
-        former files stay, if one can't write."""
+        former files stay, if one can't write or worker 0 is gone."""
         self._check(self._library.tw_kv_save(self._alive(), kvspecs.checked_text("fname", fname)))
 
     def load_optimizer_states(self, fname: str | os.PathLike[str]) -> None:
         """Read what save_optimizer_states() wrote, after the same init() calls and set_optimizer();
         any number of servers will do. All workers call it. Raises InvalidArgumentError, and changes
-        nothing, if a file is missing, damaged, of another save or of an optimizer that keeps more
-        or fewer arrays."""
+        nothing, if a file is missing, damaged, of another save or of another optimizer that keeps
+        arrays."""
         self._check(self._library.tw_kv_load(self._alive(), kvspecs.checked_text("fname", fname)))
 
     def describe(self) -> str:

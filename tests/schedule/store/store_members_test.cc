@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <filesystem>
 #include <map>
 #include <random>
 #include <string>
@@ -13,6 +14,7 @@
 #include "absl/synchronization/barrier.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/synchronization/notification.h"
+#include "tests/own_folder.h"
 #include "tests/schedule/store/store_ranks.h"
 
 namespace thinwire {
@@ -81,6 +83,26 @@ TEST(StoreTest, AKilledWorkerEndsSyncAndIsLeftBehindInAsync) {
       }
     });
   }
+}
+
+TEST(StoreTest, NobodySavesWithoutTheWorkerThatWritesTheValues) {
+  const OwnFolder folder;
+  const std::string path = folder.File("store_state");
+  StoreRanks store{.workers = 2, .mode = "async"};
+  store.Run([&](std::unique_ptr<StoreWorker>& kv) {
+    std::vector<float> w(1000);
+    ASSERT_TRUE(kv->Init(std::vector<StoreWorker::Value>{{"w", View(w)}}).ok());
+    ASSERT_TRUE(kv->Barrier().ok());
+    if (kv->rank() == 0) {
+      store.WorkerPlane(0).reset();
+      return;
+    }
+    const absl::Status saved = kv->Save(path);
+    EXPECT_TRUE(absl::IsInvalidArgument(saved)) << saved;
+    EXPECT_NE(saved.message().find("worker 0, which writes the values, is gone"), std::string::npos)
+        << saved;
+  });
+  EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
 }
 
 // Workers whose process was killed and started again, and ones that come under new numbers, while

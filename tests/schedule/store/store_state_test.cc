@@ -169,6 +169,15 @@ TEST(StoreTest, AFileOfAnotherOptimizerIsRefusedAndTheStoreGoesOn) {
     ASSERT_TRUE(kv->SetOptimizer("sgd:lr=0.1").ok());
     const absl::Status again = kv->Load(path);
     EXPECT_TRUE(again.ok()) << again;
+    // As many arrays, with another meaning.
+    const std::string squares = absl::StrCat(path, ".adagrad");
+    ASSERT_TRUE(kv->SetOptimizer("adagrad:lr=0.1").ok());
+    ASSERT_TRUE(kv->Save(squares).ok());
+    ASSERT_TRUE(kv->SetOptimizer("sgd:lr=0.1,momentum=0.9").ok());
+    const absl::Status other = kv->Load(squares);
+    EXPECT_TRUE(absl::IsInvalidArgument(other)) << other;
+    ASSERT_TRUE(kv->SetOptimizer("adagrad:lr=0.2").ok());
+    EXPECT_TRUE(kv->Load(squares).ok());
     std::vector<float> out(w.size());
     ASSERT_TRUE(kv->Pull("w", View(out), 0).ok());
     ASSERT_TRUE(kv->WaitAll().ok());
