@@ -35,7 +35,7 @@ inline constexpr size_t kTogetherKinds = 4;
 inline constexpr std::string_view kSaves = "saves";
 
 // Begins the body of a call that the worker can't take its part in.
-inline constexpr std::string_view kComplaint = "can't load: ";
+inline constexpr std::string_view kComplaint = "complaint: ";
 
 struct StoreHead {
   static constexpr uint32_t kNoSlice = 0xFFFFFFFF;

@@ -56,7 +56,7 @@ class Watch:
 
     @torch.no_grad()
     def _loss(self) -> float:
-        """Of all samples."""
+        """Return the mean loss over all samples."""
         samples = Samples()
         x = torch.stack([samples[i]["x"] for i in range(len(samples))])
         return self.net(x)["loss"].item()

@@ -32,6 +32,11 @@ def check_call(name: str, got: object) -> None:
         raise wrong(name, got, "a function, or None")
 
 
+def is_number(got: object) -> bool:
+    """Return whether it is an int or a float, and no bool."""
+    return isinstance(got, (int, float)) and not isinstance(got, bool)
+
+
 def check_whole(name: str, got: object, least: int, most: int | None = None) -> None:
     """InvalidArgumentError unless `got` is an int in that range, and no bool."""
     if (

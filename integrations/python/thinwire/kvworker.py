@@ -16,6 +16,7 @@ import torch
 
 from thinwire import _library, kvspecs
 from thinwire import row_sparse as rows
+from thinwire.arguments import is_number
 from thinwire.errors import InvalidArgumentError
 from thinwire.torch import tensors
 
@@ -491,8 +492,7 @@ def whole_number(what: str, value: object) -> int:
 
 
 def _check_weight(value: object) -> None:
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not is_number or (isinstance(value, int) and value.bit_length() > 1000):
+    if not is_number(value) or (isinstance(value, int) and value.bit_length() > 1000):
         raise InvalidArgumentError(f"weight is {value!r}, expected a number above 0")
 
 

@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_args
 
+from thinwire.arguments import is_number
+
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
@@ -49,10 +51,6 @@ class Kind:
     parse: Callable[[str], Any]
     right: Callable[[Any], bool]
     to_c: Callable[[Any], Any]
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _whole(at_least: int, at_most: int) -> Kind:
@@ -97,10 +95,10 @@ def _one_of(words: Any) -> Kind:
 
 _SECONDS = Kind(
     "a number of seconds above 0", float,
-    lambda value: _is_number(value) and math.isfinite(value) and value > 0, milliseconds,
+    lambda value: is_number(value) and math.isfinite(value) and value > 0, milliseconds,
 )  # fmt: skip
 _MOMENTUM = Kind(
-    "a number from 0 to below 1", float, lambda value: _is_number(value) and 0 <= value < 1, float
+    "a number from 0 to below 1", float, lambda value: is_number(value) and 0 <= value < 1, float
 )
 _FLAG = Kind("True or False", _parse_bool, lambda value: value in (True, False), int)
 _BOOL_OR_NONE = Kind(

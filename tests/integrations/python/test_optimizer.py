@@ -130,7 +130,7 @@ def test_gradient_accumulation_sends_once():
 
 
 def never_used(rank: int):
-    """Whether a layer that no rank uses stays as it was, and one that all use does not."""
+    """Return whether a layer that no rank uses stays as it was, and one that all use changes."""
     model = Shuffled()
     model.skip = "a"
     before = [layer.weight.detach().clone() for layer in (model.a, model.b)]

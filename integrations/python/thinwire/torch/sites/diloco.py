@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch.optim.optimizer import Optimizer
 
 from thinwire import config
-from thinwire.arguments import check_flag, check_kind, wrong
+from thinwire.arguments import check_flag, check_kind, is_number, wrong
 from thinwire.errors import InvalidArgumentError
 from thinwire.torch.exchange.rules import DEFAULT, Codec
 from thinwire.torch.sites import secure as secure_sums
@@ -580,8 +580,7 @@ def _opened(path: str | os.PathLike[str]) -> IO[str]:
 
 
 def _is_finite(value: object) -> bool:
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return is_number and math.isfinite(value)
+    return is_number(value) and math.isfinite(value)
 
 
 def _check_share(name: str, value: object) -> None:
