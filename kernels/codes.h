@@ -85,9 +85,8 @@ THINWIRE_HD void DecodeQuad(Load load, unsigned place, float scale, float* out) 
     THINWIRE_UNROLL
     for (unsigned i = 0; i < kQuad; ++i) {
       const uint32_t sign = bits << (31 - i) & ~kAbsMask;
-      out[i] = FloatOf(sign ^ BitsOf(kNans == Nans::kAny ? scale : 1.0f));
+      out[i] = FloatOf(sign ^ BitsOf(scale));
     }
-    if constexpr (kNans == Nans::kExact) ScaleQuad(scale, out);
   } else {
     alignas(4) uint32_t word = 0;
     load.template operator()<Traits::kQuadBytes>(&word);

@@ -155,6 +155,12 @@ class ReferenceBlocks {
     return bits < 1 << (kBits - 1) ? bits : bits - (1 << kBits);
   }
 
+  // A sign is no factor: of a scale that is NaN, a product would have the sign that the CPU likes.
+  static float ValueFor(int code, float scale) {
+    if (kBits == 1) return FloatOf(BitsOf(scale) ^ (code < 0 ? ~kAbsMask : 0));
+    return ValueOf(code, scale);
+  }
+
   // The transform and its inverse differ in where the signs stand.
   static void Forward(const Piece& piece, float* x) {
     for (size_t i = 0; i < kTransform; ++i) x[i] = x[i] * piece.shard.signs[i];
@@ -182,7 +188,7 @@ class ReferenceBlocks {
     for (size_t i = 0; i < block.count; ++i) {
       const int code = CodeFor(piece, x[i], scale, block.begin + i);
       PutCode(wire + piece.codes_offset(), block.begin + i, code);
-      x[i] = ValueOf(code, scale);
+      x[i] = ValueFor(code, scale);
     }
     if (r == nullptr) return;
     if (transformed && IsTransformed(scale)) Backward(piece, x.data());
@@ -194,7 +200,7 @@ class ReferenceBlocks {
   static void DecodeBlock(const Piece& piece, const Block& block, const uint8_t* wire, float* out) {
     const float scale = FromBf16(Get<uint16_t>(wire + piece.scales_offset(), block.number(piece)));
     for (size_t i = 0; i < block.count; ++i) {
-      out[i] = ValueOf(GetCode(wire + piece.codes_offset(), block.begin + i), scale);
+      out[i] = ValueFor(GetCode(wire + piece.codes_offset(), block.begin + i), scale);
     }
     if (block.transforms(piece) && IsTransformed(scale)) Backward(piece, out);
   }

@@ -135,6 +135,20 @@ TEST_P(NanTest, BlocksDecodeToNan) {
   }
 }
 
+// Scales that no encoder makes, with codes of both signs: compress/FORMAT.md, "onebit".
+TEST_P(NanTest, SignsOfAnyScaleAreItsBits) {
+  constexpr uint16_t kScales[] = {0x7fc0, 0xffc1, 0x7f81, 0x7f80, 0xff80, 0x0001, 0x8000, 0x3f80};
+  const size_t numel = 256 * std::size(kScales) + 77;
+  std::vector<float> x = Residuals(numel, 8), out(numel);
+  std::vector<uint8_t> wire = Encode(*backend_, Spec("onebit"), View(x));
+  std::memcpy(wire.data(), kScales, sizeof(kScales));
+  backend_->Decode(Spec("onebit"), wire.data(), View(out));
+  for (size_t i = 0; i < 256 * std::size(kScales); ++i) {
+    const uint32_t sign = BitsOf(x[i]) & ~kAbsMask;
+    ASSERT_EQ(BitsOf(out[i]), sign ^ uint32_t{kScales[i / 256]} << 16) << i;
+  }
+}
+
 TEST_P(NanTest, CopyFiniteLeavesThem) {
   const float inf = std::numeric_limits<float>::infinity(), max = std::numeric_limits<float>::max();
   for (const size_t numel : {size_t{0}, size_t{1}, size_t{15}, kNumel}) {

@@ -179,7 +179,7 @@ TEST_P(KernelTest, ReduceOfDamagedScales) {
     constexpr uint16_t kScales[] = {0x7f81, 0x7f80, 0xffc1, 0x3f80, 0xff80, 0x0001, 0x7fff};
     memcpy(wire, kScales, sizeof(kScales));
   };
-  for (const char* text : {"int8", "int4"}) {
+  for (const char* text : {"int8", "int4", "onebit"}) {
     for (const size_t numel : {4096, 4500}) {
       CheckReduce(Spec(text), Spec(text), numel, DType::kF32, 4, 3, damage);
       CheckReduce(Spec(text), Spec("fp32"), numel, DType::kBF16, 3, 1, damage);
