@@ -2,13 +2,16 @@
 model."""
 
 import pytest
+import thinwire
 import torch
 from models import Shuffled, data, digest, loss_of, make_mlp
 from policies import POLICIES, alone, close_to, make_sgd, train, wrapped
-from ranks import run
+from ranks import outcomes_of, run
+from thinwire.comm import Bucket
 from thinwire.torch import GradientExchange
 from thinwire.torch.exchange.bucket import MERGE_BYTES, FlatBucket, lay_out
 from torch.nn.utils import weight_norm
+from torch.utils.checkpoint import checkpoint
 
 
 def one_policy(rank: int, policy: str, codec: str, kind: str):
@@ -280,3 +283,58 @@ def test_buckets_merge_small_neighbours_and_keep_large_ones_apart():
     parameters = [(f"p{i}", torch.zeros(size)) for i, size in enumerate(sizes)]
     buckets = lay_out(FlatBucket, GradientExchange("int4").bucket, parameters)
     assert [bucket.names for bucket in buckets] == [["p0", "p1", "p2", "p3"], ["p4", "p5"], ["p6"]]
+
+
+def made_twice(rank: int, last_inside: bool):
+    """A reentrant checkpoint's gradient of a layer that another one, or the model itself, uses."""
+    model = make_mlp(width=768)
+    optimizer = wrapped(model, "p3")
+
+    def inside(step: int) -> torch.Tensor:
+        return checkpoint(model[0], data(step, rank, 768).requires_grad_(), use_reentrant=True)
+
+    if last_inside:
+        first, second = inside(0), inside(1)
+    else:  # autograd goes backwards
+        first, second = model[0](data(0, rank, 768)), inside(1)
+    (model[1:](first).square().mean() + model[1:](second).square().mean()).backward()
+    optimizer.step()
+
+
+@pytest.mark.parametrize("last_inside", [True, False])
+def test_a_gradient_that_checkpoints_make_twice_is_told_from_two_backward_passes(last_inside):
+    for outcome in outcomes_of(made_twice, last_inside):
+        assert outcome.error == "InvalidArgumentError", outcome.trace
+        assert "made again before step()" in outcome.message
+        assert "use_reentrant=False" in outcome.message
+        assert ("no_sync" in outcome.message) != last_inside
+
+
+def interrupted(rank: int, policy: str):
+    """Ctrl-C on rank 0 while it waits for a mean, and close() on the way out, as in a finally."""
+    model = make_mlp()
+    optimizer = wrapped(model, policy)
+    train(model, optimizer, 1, rank)
+    wait = Bucket.wait_stream
+
+    def wait_and_stop(*arguments):
+        wait(*arguments)
+        raise KeyboardInterrupt
+
+    if rank == 0:
+        Bucket.wait_stream = wait_and_stop
+    try:
+        train(model, optimizer, 1, rank)
+    except KeyboardInterrupt:
+        Bucket.wait_stream = wait
+        with pytest.raises(thinwire.Error, match="interrupted by KeyboardInterrupt"):
+            train(model, optimizer, 2, rank)
+        optimizer.close()
+        optimizer.close()
+        return True
+    return False
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_close_after_an_interrupt_is_quiet(policy):
+    assert outcomes_of(interrupted, policy)[0].value is True

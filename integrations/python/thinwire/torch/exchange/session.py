@@ -317,6 +317,14 @@ class Session:
             self.ledger.came_back(in_flight.bucket)
         except errors.Error as error:
             raise errors.again(self.fail(error)) from None
+        except BaseException as interruption:  # Ctrl-C: its result can't be waited for once more
+            self.fail(
+                errors.Error(
+                    f"rank {self.rank} was interrupted by {type(interruption).__name__} in the "
+                    "middle of a step; call recover() on every rank, or end the program"
+                )
+            )
+            raise
         finally:
             self._submitted.discard(in_flight)
 

@@ -265,10 +265,15 @@ class OptimizedCompression(ModuleCompression):
         if self._delay is not None:
             self._delay.make_room(bucket)
         if bucket.phase is Phase.IN_FLIGHT:
+            fix = (
+                "reentrant checkpoints share it; take checkpoint(..., use_reentrant=False)"
+                if private.in_inner_backward()
+                else "put all backward passes but the last under no_sync(), or, if reentrant "
+                "checkpoints share the parameter, take checkpoint(..., use_reentrant=False)"
+            )
             error = errors.InvalidArgumentError(
                 f"rank {self.rank}: the gradient of '{self._names[parameter]}' was made again "
-                "before step(), when it had been sent already; put all backward passes but the "
-                "last under no_sync()"
+                f"before step(), when it had been sent already; {fix}"
             )
             raise errors.again(self.fail(error))  # peers would wait for the next step
         if bucket.ready(parameter):
@@ -349,7 +354,8 @@ class OptimizedCompression(ModuleCompression):
     def close(self) -> None:
         """Finish the step in flight, give the optimizer its own step() back, and close."""
         try:
-            self.finish()
+            if self._session.error is None:  # else the caller has heard that the step failed
+                self.finish()
         finally:
             self._optimizer.step = self._own_step
             for handle in self._handles:
