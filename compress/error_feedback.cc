@@ -173,6 +173,13 @@ absl::Status ErrorFeedback::AllocateKept(const BucketLayout& layout, BucketMemor
 absl::Status ErrorFeedback::ReleaseHoldersOf(std::string_view bucket, const BucketLayout& layout,
                                              const NameSet& dropped) {
   std::vector<std::string> holders;
+  // Parameters that are all new are in no bucket: a look at every one would make the first step
+  // quadratic in the number of tensors.
+  const auto is_new = [this](const Segment& segment) { return Find(segment.name) == nullptr; };
+  if (std::all_of(layout.segments.begin(), layout.segments.end(), is_new) &&
+      !buckets_.contains(bucket)) {
+    return absl::OkStatus();
+  }
   for (const auto& [key, held] : buckets_) {
     if (key != bucket && !Overlap(held.layout, layout)) continue;
     if (held.memory.use_count() > 1) {

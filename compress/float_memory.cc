@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
-#include <new>
 
+#include "absl/strings/str_cat.h"
 #include "compress/simd_kernels.h"
 
 namespace thinwire {
@@ -23,15 +23,20 @@ constexpr size_t kHugePage = size_t{2} << 20;
 // A step reads and writes all of a residual. On huge pages the processor looks up addresses less
 // often, and its prefetcher does not stop every 4 KiB. Kernels that have none to give, or were not
 // told to, take no notice.
-std::shared_ptr<float[]> OnHugePages(size_t bytes) {
+absl::StatusOr<std::shared_ptr<float[]>> OnHugePages(size_t bytes) {
   const size_t whole = (bytes + kHugePage - 1) / kHugePage * kHugePage;
   void* const memory = std::aligned_alloc(kHugePage, whole);
-  if (memory == nullptr) throw std::bad_alloc();
+  if (memory == nullptr) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("the host has no memory for ", whole, " bytes of residuals or momentum; ",
+                     "free some, or raise this process's limit (ulimit -v)"));
+  }
   madvise(memory, whole, MADV_HUGEPAGE);
-  return {static_cast<float*>(memory), [](float* floats) { std::free(floats); }};
+  return std::shared_ptr<float[]>(static_cast<float*>(memory),
+                                  [](float* floats) { std::free(floats); });
 }
 
-std::shared_ptr<float[]> OnHost(size_t count) {
+absl::StatusOr<std::shared_ptr<float[]>> OnHost(size_t count) {
   const size_t bytes = count * sizeof(float);
   return bytes < kHugePage ? std::make_shared<float[]>(count) : OnHugePages(bytes);
 }

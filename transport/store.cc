@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <cerrno>
 #include <filesystem>
 #include <fstream>
 #include <map>
@@ -50,8 +51,16 @@ class FileStore final : public Store {
     const std::filesystem::path draft = absl::StrCat(path.string(), ".", getpid());
     std::error_code error;
     std::filesystem::create_directories(folder_, error);
-    std::ofstream(draft, std::ios::binary) << value;
-    std::filesystem::rename(draft, path, error);
+    errno = 0;
+    std::ofstream file(draft, std::ios::binary);
+    file << value;
+    file.close();
+    if (file.fail()) {  // a full disk, or no descriptor left: half a value must not be read
+      error = {errno != 0 ? errno : EIO, std::generic_category()};
+      unlink(draft.c_str());
+    } else {
+      std::filesystem::rename(draft, path, error);
+    }
     if (!error) return absl::OkStatus();
     return absl::UnavailableError(absl::StrCat("cannot write the rendezvous file ", path.string(),
                                                ": ", error.message(),

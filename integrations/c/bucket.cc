@@ -49,9 +49,9 @@ absl::Status Start(tw_bucket& bucket, const void* send, void* recv, void* stream
                    std::span<const uint32_t> absent, float divisor) {
   const tw_bucket_info& info = bucket.info;
   if (bucket.work != nullptr) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "rank ", bucket.comm->rank, ", tensor '", std::string(thinwire::TextOf(info.name)),
-        "' was started and not waited for; call tw_bucket_wait first"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("rank ", bucket.comm->rank, ", tensor '", bucket.bucket->key(),
+                     "' was started and not waited for; call tw_bucket_wait first"));
   }
   if (absl::Status bad = thinwire::CheckCall(bucket.comm, info.dtype, info.op, stream); !bad.ok()) {
     return bad;

@@ -35,7 +35,8 @@ typedef enum {
   TW_INTERNAL = 7,         /* our own fault */
   TW_DATA_LOSS = 8,        /* bytes of a peer, which tw_options.checksum finds out, or of a store's
                               journal came damaged */
-  TW_OUT_OF_MEMORY = 9     /* a device, or pinned memory, is full */
+  TW_OUT_OF_MEMORY = 9     /* a device, pinned memory or the host's is full, or this process may
+                              start no more threads */
 } tw_status;
 
 /* The last value of each makes every int a valid one, so that a wrong one is an error, no more. */
@@ -130,16 +131,17 @@ TW_API tw_status tw_comm_abort(tw_comm* comm); /* fails the group on every rank 
 TW_API tw_status tw_comm_fail(tw_comm* comm, tw_status status, const char* reason);
 TW_API void tw_comm_destroy(tw_comm* comm); /* after all its works are freed */
 
-/* In place if send == recv. `count` elements. On a device `stream` is a cudaStream_t, null the
- * default one: its work so far makes the input, and its later work may use the output as soon as
- * this returns. On the host it must be null. */
+/* In place if send == recv; they may not overlap otherwise. `count` elements. On a device `stream`
+ * is a cudaStream_t, null the default one: its work so far makes the input, and its later work may
+ * use the output as soon as this returns. On the host it must be null. */
 TW_API tw_status tw_all_reduce(const void* send, void* recv, size_t count, tw_dtype dtype, tw_op op,
                                tw_comm* comm, void* stream);
 
 /* The two halves of an allreduce, with n ranks. tw_reduce_scatter: `send` has n * recv_count
  * elements, and each rank gets its own recv_count of the mean or sum. tw_all_gather: every rank
  * gets n * send_count elements, those of all ranks in rank order, with the same bits everywhere.
- * `send` and `recv` must not overlap. Every size goes compressed; not with topk. */
+ * `send` and `recv` may not overlap, but where recv == send + rank * recv_count, or, in
+ * tw_all_gather, send == recv + rank * send_count. Every size goes compressed; not with topk. */
 TW_API tw_status tw_reduce_scatter(const void* send, void* recv, size_t recv_count, tw_dtype dtype,
                                    tw_op op, tw_comm* comm, void* stream);
 TW_API tw_status tw_all_gather(const void* send, void* recv, size_t send_count, tw_dtype dtype,

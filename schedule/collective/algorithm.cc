@@ -1,6 +1,7 @@
 #include "schedule/collective/algorithm.h"
 
 #include <algorithm>
+#include <new>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -18,7 +19,13 @@ MutableBytes Workspace::Take(size_t bytes) {
   Block& block = blocks_[next_++];
   if (block.bytes < bytes || block.memory == nullptr) {
     block = {};  // first the old block goes
-    block = {std::make_unique<uint8_t[]>(bytes + kLine), bytes};
+    block = {std::unique_ptr<uint8_t[]>(new (std::nothrow) uint8_t[bytes + kLine]()), bytes};
+    if (block.memory == nullptr) {
+      status_ = absl::ResourceExhaustedError(
+          absl::StrCat("the host has no memory for ", bytes, " bytes of a chunk; free some, ",
+                       "or raise this process's limit (ulimit -v)"));
+      return {static_cast<uint8_t*>(nullptr), bytes};
+    }
   }
   const size_t skew = -reinterpret_cast<uintptr_t>(block.memory.get()) % kLine;
   return {block.memory.get() + skew, bytes};

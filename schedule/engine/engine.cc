@@ -10,6 +10,7 @@
 #include "schedule/collective/partition.h"
 #include "schedule/engine/checks.h"
 #include "transport/checked/checked.h"
+#include "transport/threads.h"
 
 namespace thinwire {
 namespace {
@@ -66,6 +67,21 @@ absl::Status CheckHeld(const TensorView& view, const Device& device) {
                                                  "align it, or copy it"));
 }
 
+// True where every element of the output is written after what it replaces of the input was read:
+// they are apart, or this rank's own elements have the same place in both.
+bool MayShareMemory(const TensorView& in, const TensorView& out, Collective collective, int rank) {
+  const auto *read = static_cast<const uint8_t*>(in.data),
+             *written = static_cast<const uint8_t*>(out.data);
+  if (read + in.bytes() <= written || written + out.bytes() <= read) return true;
+  switch (collective) {
+    case Collective::kAllReduce: return written == read;
+    case Collective::kReduceScatter: return written == read + rank * out.bytes();
+    case Collective::kAllGather: return read == written + rank * in.bytes();
+    case Collective::kAllToAll: return false;
+  }
+  return false;
+}
+
 // `device` is null for the host.
 absl::Status CheckSubmission(const Submission& submission, const Bucket& bucket,
                              const Membership& members, const Device* device) {
@@ -86,11 +102,12 @@ absl::Status CheckSubmission(const Submission& submission, const Bucket& bucket,
     return bad("the output has ", out.numel, " elements of ", std::string(Name(out.dtype)),
                ", expected ", expected, " of ", std::string(Name(in.dtype)), " as the input has");
   }
-  if (bucket.collective() == Collective::kAllToAll && in.data == out.data && in.numel > 0) {
-    return bad("an all-to-all got one buffer as input and output, expected two");
-  }
   if (in.numel > 0 && (in.data == nullptr || out.data == nullptr)) {
     return bad("got a null pointer for ", in.numel, " elements");
+  }
+  if (!MayShareMemory(in, out, bucket.collective(), members.rank)) {
+    return bad("its output overlaps its input, expected memory apart, or, but in an all-to-all, ",
+               "this rank's own elements in the same place of both");
   }
   for (const TensorView* view : {&in, &out}) {
     if (device == nullptr || in.numel == 0) break;
@@ -142,7 +159,12 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(const Settled& settled, T
     if (absl::Status bad = CheckKernels(options, *device); !bad.ok()) return bad;
   }
   std::unique_ptr<Engine> engine(new Engine(options, std::move(transport), std::move(device)));
-  if (absl::Status failed = engine->StartThreads(); !failed.ok()) return failed;
+  if (absl::Status failed = engine->StartThreads(); !failed.ok()) {
+    failed = absl::Status(failed.code(),
+                          absl::StrCat("rank ", engine->members_.rank, ": ", failed.message()));
+    engine->failure_.Fail(failed, Tell::kEveryone);
+    return failed;
+  }
   return engine;
 }
 
@@ -174,21 +196,25 @@ absl::Status Engine::StartThreads() {
       std::make_unique<Executor>(chunk_spaces_, direct_spaces_, options_, records_, on_hop, on_end);
   if (absl::Status status = executor_->Begin(); !status.ok()) return status;
   if (absl::Status status = chunk_spaces_.SetAtOnce(options_.lanes); !status.ok()) return status;
-  reader_ = std::thread([this] { ReadFrames(); });
-  timekeeper_ = std::thread([this] { KeepTime(); });
+  absl::StatusOr<std::thread> timekeeper = StartThread([this] { KeepTime(); });
+  if (!timekeeper.ok()) return timekeeper.status();
+  timekeeper_ = *std::move(timekeeper);
+  absl::StatusOr<std::thread> reader = StartThread([this] { ReadFrames(); });
+  if (!reader.ok()) return reader.status();
+  reader_ = *std::move(reader);
   MeasureLatency();
   return absl::OkStatus();
 }
 
 Engine::~Engine() {
-  if (!reader_.joinable()) return;  // no thread of the group was started
+  if (!timekeeper_.joinable()) return;  // there is none in a world of one
   const bool orderly = tensors_.idle() && !failure_.failed();
   if (orderly) farewell_.Say();
   failure_.Fail(
       absl::CancelledError(absl::StrCat("rank ", members_.rank, " destroyed its communicator")),
       orderly ? Tell::kNobody : Tell::kEveryone);
   timekeeper_.join();
-  reader_.join();
+  if (reader_.joinable()) reader_.join();  // else it could not start
   executor_.reset();
   records_.WriteTrace().IgnoreError();  // there is nobody left to tell
 }
@@ -221,7 +247,13 @@ absl::StatusOr<UsePtr> Engine::Submit(const std::shared_ptr<const Bucket>& bucke
   }
   if (failure_.failed()) return Refusal(*bucket, failure_.status());
   const absl::StatusOr<UsePtr> begun = tensors_.Begin(bucket, submission);
-  if (!begun.ok()) return Refusal(*bucket, begun.status());
+  if (!begun.ok()) {
+    // Its peers would wait for their deadline.
+    if (absl::IsResourceExhausted(begun.status())) {
+      failure_.Fail(begun.status(), Tell::kEveryone);
+    }
+    return Refusal(*bucket, begun.status());
+  }
   const UsePtr& use = *begun;
   Count(*use);
   if (bucket->route() == Route::kLocal) {

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "schedule/engine/ending.h"
+#include "transport/threads.h"
 
 namespace thinwire {
 
@@ -187,11 +188,13 @@ absl::Status Executor::Begin() {
     if (!lane.ok()) return lane.status();
     const absl::MutexLock lock(&mu_);
     free_direct_.push_back(direct_lanes_.emplace_back(*std::move(lane)).get());
+    if (absl::Status status = Serve(to_finish_); !status.ok()) return status;
+    if (direct_spaces_.device() != nullptr) {
+      if (absl::Status status = Serve(to_post_); !status.ok()) return status;
+    }
   }
   const absl::MutexLock lock(&mu_);
-  const int workers = traits_.completion == Completion::kEvents ? 1 : options_.lanes;
-  while (static_cast<int>(workers_.size()) < workers) AddWorker();
-  return absl::OkStatus();
+  return traits_.completion == Completion::kEvents ? AddWorker() : absl::OkStatus();
 }
 
 // Slots in fences: those of announced chunks come first, then that of small tensors, then those of
@@ -207,13 +210,30 @@ absl::Status Executor::AddLane() {
       Lane::Make(spaces_, slot, options_, records_, &on_hop_);
   if (!lane.ok()) return lane.status();
   const absl::MutexLock lock(&mu_);
+  if (traits_.completion == Completion::kBlocking) {
+    if (absl::Status status = AddWorker(); !status.ok()) return status;
+  }
   free_.push_back(lanes_.emplace_back(*std::move(lane)).get());
   return absl::OkStatus();
 }
 
-void Executor::AddWorker() {
-  Worker& worker = *workers_.emplace_back(std::make_unique<Worker>());
-  worker.thread = std::thread([this, &worker] { Run(worker); });
+absl::Status Executor::AddWorker() {
+  auto worker = std::make_unique<Worker>();
+  absl::StatusOr<std::thread> thread = StartThread([this, w = worker.get()] { Run(*w); });
+  if (!thread.ok()) return thread.status();
+  worker->thread = *std::move(thread);
+  workers_.push_back(std::move(worker));
+  return absl::OkStatus();
+}
+
+// Begins the thread of a queue.
+absl::Status Executor::Serve(DirectQueue& queue) {
+  absl::StatusOr<std::thread> thread = StartThread([this, &queue] {
+    while (const UsePtr next = PopFrom(queue)) (this->*queue.work)(next);
+  });
+  if (!thread.ok()) return thread.status();
+  queue.thread = *std::move(thread);
+  return absl::OkStatus();
 }
 
 void Executor::Start(const StartChunk& start) {
@@ -239,10 +259,7 @@ bool Executor::Admit(const StartChunk& start) {
     lane->hops_left = chunk.algorithm->hops;
     order_.Add(lane, lane->hops_left, start.drain);
   }
-  const bool all_busy = idle_.empty();
   MakeReady(lane);
-  const bool more = workers_.size() < lanes_.size();
-  if (all_busy && more && traits_.completion == Completion::kBlocking) AddWorker();
   return true;
 }
 
@@ -454,10 +471,6 @@ void Executor::Push(DirectQueue& queue, const UsePtr& use) {
   if (closed_) return;
   queue.uses.Push(use);
   queue.pushed.Signal();
-  if (queue.thread.joinable()) return;
-  queue.thread = std::thread([this, &queue] {
-    while (const UsePtr next = PopFrom(queue)) (this->*queue.work)(next);
-  });
 }
 
 // Null once the executor is closed.

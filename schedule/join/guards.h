@@ -17,6 +17,7 @@
 #include "absl/time/time.h"
 #include "transport/planes.h"
 #include "transport/store.h"
+#include "transport/threads.h"
 
 namespace thinwire {
 
@@ -25,14 +26,21 @@ namespace thinwire {
 // peers why.
 class Alarm {
  public:
-  Alarm(ControlPlane& control, Deadline deadline)
-      : thread_([this, &control, deadline] { Run(control, deadline); }) {}
+  Alarm(ControlPlane& control, Deadline deadline) {
+    absl::StatusOr<std::thread> thread =
+        StartThread([this, &control, deadline] { Run(control, deadline); });
+    if (thread.ok()) {
+      thread_ = *std::move(thread);
+    } else {
+      control.Abort(thread.status());
+    }
+  }
   ~Alarm() {
     {
       const absl::MutexLock lock(&mu_);
       over_ = true;
     }
-    thread_.join();
+    if (thread_.joinable()) thread_.join();
   }
   Alarm(const Alarm&) = delete;
   Alarm& operator=(const Alarm&) = delete;

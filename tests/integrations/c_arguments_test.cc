@@ -224,4 +224,27 @@ TEST_F(CArguments, NumbersThatCantBeAreRefused) {
   });
 }
 
+// Half of the input would be results when it is read.
+TEST_F(CArguments, MemoryThatOverlapsIsRefused) {
+  float *const begin = x_, *const next = x_ + 1;
+  ExpectRefused({
+      {"behind", "overlaps",
+       [&] { return tw_all_reduce(begin, next, 3, TW_F32, TW_SUM, comm_, nullptr); }},
+      {"before", "overlaps",
+       [&] { return tw_all_reduce(next, begin, 3, TW_F32, TW_SUM, comm_, nullptr); }},
+      {"scatter", "overlaps",
+       [&] { return tw_reduce_scatter(begin, next, 3, TW_F32, TW_SUM, comm_, nullptr); }},
+      {"gather", "overlaps", [&] { return tw_all_gather(next, begin, 3, TW_F32, comm_, nullptr); }},
+  });
+}
+
+TEST_F(CArguments, ABucketThatIsInUseIsNamed) {
+  ASSERT_EQ(CreateBucket([](auto* i) { i->name = "layer"; }), TW_OK) << tw_last_error();
+  ASSERT_EQ(tw_bucket_start(bucket_, x_, x_, nullptr, nullptr, 0), TW_OK) << tw_last_error();
+  ExpectRefused({{"a second start", "tensor 'layer' was started and not waited for",
+                  [&] { return tw_bucket_start(bucket_, x_, x_, nullptr, nullptr, 0); }}});
+  EXPECT_EQ(tw_bucket_wait(bucket_), TW_OK) << tw_last_error();
+  tw_bucket_destroy(bucket_);
+}
+
 }  // namespace

@@ -91,5 +91,40 @@ TEST(UcxConnect, ARankThatIsLostWhileLinksAreMeasuredIsNamedOnEveryOther) {
   }
 }
 
+// It listens nowhere, and the others would wait for its address until their deadline.
+TEST(Connect, ARankThatCantListenTellsTheOthersWhy) {
+  for (const int silent : {0, 1}) {
+    const std::string folder = testing::TempDir() + "/thinwire_silent_" + std::to_string(getpid());
+    std::vector<Outcome> outcomes(2);
+    const Deadline begin = Clock::now();
+    std::vector<std::thread> ranks;
+    for (int rank = 0; rank < 2; ++rank) {
+      ranks.emplace_back([&, rank] {
+        tw_options options;
+        tw_options_init(&options);
+        options.rank = rank;
+        options.size = 2;
+        options.store_path = folder.c_str();
+        options.timeout_ms = kTimeoutMs;
+        if (rank == silent) options.interface_name = "nosuch0";
+        tw_comm* comm = nullptr;
+        const tw_status status = tw_comm_create(&options, &comm);
+        tw_comm_destroy(comm);
+        outcomes[rank] = {status, tw_last_error()};
+      });
+    }
+    for (std::thread& rank : ranks) rank.join();
+    std::filesystem::remove_all(folder);
+    EXPECT_LT(Clock::now() - begin, std::chrono::milliseconds(kTimeoutMs / 2));
+    EXPECT_EQ(outcomes[silent].status, TW_INVALID_ARGUMENT) << outcomes[silent].message;
+    const Outcome& other = outcomes[1 - silent];
+    EXPECT_EQ(other.status, TW_PEER_LOST) << other.message;
+    for (const std::string& words : {absl::StrCat("rank ", silent, " failed"),
+                                     std::string("no network interface 'nosuch0'")}) {
+      EXPECT_NE(other.message.find(words), std::string::npos) << other.message;
+    }
+  }
+}
+
 }  // namespace
 }  // namespace thinwire

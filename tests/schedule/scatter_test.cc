@@ -92,6 +92,24 @@ TEST(AllToAll, OfABufferInPlaceOrOfNoWholePartsIsRefused) {
   });
 }
 
+// A rank's own elements may lie in their place among all ranks', as they may with NCCL.
+TEST(Scatter, InPlaceGivesTheSameBits) {
+  constexpr size_t kPart = 3001;
+  RunRanks(Wire::kInProcess, 3, SmallChunks("int4"), [&](int rank, Engine& engine) {
+    std::vector<float> own(kPart), all(3 * kPart), in_place(3 * kPart);
+    for (size_t i = 0; i < kPart; ++i) own[i] = static_cast<float>((i * 7919 + rank) % 1000);
+    std::copy(own.begin(), own.end(), in_place.begin() + rank * kPart);
+    const TensorView place = {in_place.data() + rank * kPart, kPart};
+    ASSERT_TRUE(Perform(engine, Collective::kAllGather, View(own), View(all), "g").ok());
+    ASSERT_TRUE(Perform(engine, Collective::kAllGather, place, View(in_place), "h").ok());
+    EXPECT_EQ(all, in_place);
+    ASSERT_TRUE(Perform(engine, Collective::kReduceScatter, View(all), View(own), "s").ok());
+    ASSERT_TRUE(Perform(engine, Collective::kReduceScatter, View(in_place), place, "t").ok());
+    EXPECT_EQ(own, std::vector<float>(in_place.begin() + rank * kPart,
+                                      in_place.begin() + (rank + 1) * kPart));
+  });
+}
+
 TEST(AllGather, OfFp32IsACopyInRankOrder) {
   for (int world = 1; world <= 4; ++world) {
     RunRanks(Wire::kInProcess, world, SmallChunks("fp32"), [&](int rank, Engine& engine) {

@@ -1,6 +1,8 @@
 #include "transport/store.h"
 
 #include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <filesystem>
@@ -40,6 +42,23 @@ TEST_P(StoreTest, GivesBackWhatWasSetAndWaitsForWhatWasNot) {
 
 TEST(FileStoreTest, AFolderThatCantBeWrittenIsAnError) {
   EXPECT_TRUE(absl::IsUnavailable(MakeFileStore("/proc/nowhere")->Set("a", "b")));
+}
+
+// As on a full disk: nobody may read half a value.
+TEST(FileStoreTest, AValueThatCantBeWrittenAsAWholeIsAnError) {
+  const std::shared_ptr<Store> store = MakeFileStore(Folder());
+  rlimit before{};
+  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
+  const rlimit small = {4, before.rlim_max};
+  const auto handler = signal(SIGXFSZ, SIG_IGN);
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &small), 0);
+  const absl::Status status = store->Set("long", "a value");
+  setrlimit(RLIMIT_FSIZE, &before);
+  signal(SIGXFSZ, handler);
+  EXPECT_TRUE(absl::IsUnavailable(status)) << status;
+  EXPECT_NE(status.message().find("File too large"), absl::string_view::npos) << status;
+  EXPECT_TRUE(std::filesystem::is_empty(Folder()));
+  std::filesystem::remove_all(Folder());
 }
 
 }  // namespace

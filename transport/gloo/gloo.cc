@@ -9,6 +9,7 @@
 #include <atomic>
 #include <exception>
 #include <span>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -19,6 +20,7 @@
 #include "transport/gloo/gloo_pair.h"
 #include "transport/mesh/mesh.h"
 #include "transport/mesh/tcp.h"
+#include "transport/threads.h"
 
 namespace thinwire {
 namespace {
@@ -247,9 +249,12 @@ class GlooData final : public DataPlane {
 absl::StatusOr<std::unique_ptr<GlooLinks>> ConnectGlooLinks(const GlooOptions& options,
                                                             std::chrono::milliseconds last_words,
                                                             absl::Status& incomplete) {
-  if (absl::Status bad = CheckCongestion(options.congestion); !bad.ok()) return bad;
+  const auto not_coming = [&](absl::Status why) {
+    return NotComing(*options.store, options.prefix, options.rank, std::move(why));
+  };
+  if (absl::Status bad = CheckCongestion(options.congestion); !bad.ok()) return not_coming(bad);
   const absl::StatusOr<Address> address = LocalAddress(options.interface, options.rendezvous_host);
-  if (!address.ok()) return address.status();
+  if (!address.ok()) return not_coming(address.status());
   const SigpipeBlock no_signal;  // Gloo's own thread begins here
   try {
     const std::shared_ptr<Device> device = MakeDevice(*address);
@@ -272,9 +277,11 @@ absl::StatusOr<std::unique_ptr<GlooLinks>> ConnectGlooLinks(const GlooOptions& o
     auto links = std::make_unique<GlooLinks>(std::move(context), std::move(loop), last_words);
     if (!incomplete.ok()) links->Abort(incomplete);
     return links;
+  } catch (const std::system_error& error) {
+    return not_coming(NoThread(error));
   } catch (const std::exception& error) {
-    return absl::UnavailableError(absl::StrCat("rank ", options.rank, " of ", options.size,
-                                               " could not connect: ", error.what()));
+    return not_coming(absl::UnavailableError(absl::StrCat(
+        "rank ", options.rank, " of ", options.size, " could not connect: ", error.what())));
   }
 }
 

@@ -214,7 +214,8 @@ absl::Status GoneError(const MeshOptions& options, const std::vector<Address>& a
       absl::StrCat("rank ", options.rank, " of ", options.size,
                    " could not connect: ", absl::StrJoin(gone, ", "),
                    "; look why that process ended, or, if it runs, whether a firewall refuses "
-                   "connections and whether THINWIRE_IFACE names the right interface"));
+                   "connections, whether THINWIRE_IFACE names the right interface, and whether the "
+                   "rendezvous store holds keys of an earlier run"));
 }
 
 absl::Status Connect(const MeshOptions& options, const Identity& self,
@@ -251,10 +252,19 @@ absl::Status Connect(const MeshOptions& options, const Identity& self,
   return absl::OkStatus();
 }
 
+constexpr char kToken[] = "mesh/token";
+constexpr char kNotComing[] = "failed: ";  // no token and no hello begins so
+
 // The value of `rank`'s key in the store.
 absl::StatusOr<std::string> Read(const MeshOptions& options, const std::string& key, int rank) {
   absl::StatusOr<std::string> value =
       options.store->Get(absl::StrCat(options.prefix, key), options.deadline);
+  if (value.ok() && absl::StartsWith(*value, kNotComing)) {
+    return absl::UnavailableError(absl::StrCat("rank ", options.rank, " of ", options.size,
+                                               " could not connect, since rank ", rank, " ", *value,
+                                               "; if that was an earlier run, use a fresh ",
+                                               "rendezvous store, or another group name"));
+  }
   if (value.ok() || !absl::IsDeadlineExceeded(value.status())) return value;
   return absl::DeadlineExceededError(absl::StrCat(
       "rank ", options.rank, " of ", options.size, " could not connect: rank ", rank,
@@ -262,10 +272,9 @@ absl::StatusOr<std::string> Read(const MeshOptions& options, const std::string& 
 }
 
 absl::StatusOr<std::string> Token(const MeshOptions& options) {
-  constexpr char kKey[] = "mesh/token";
-  if (options.rank != 0) return Read(options, kKey, 0);
+  if (options.rank != 0) return Read(options, kToken, 0);
   std::string token = MakeToken();
-  const absl::Status set = options.store->Set(absl::StrCat(options.prefix, kKey), token);
+  const absl::Status set = options.store->Set(absl::StrCat(options.prefix, kToken), token);
   if (!set.ok()) return set;
   return token;
 }
@@ -320,11 +329,13 @@ absl::Status ConnectMesh(const MeshOptions& options, std::vector<Descriptor>& co
   std::string secret;
   if (!options.key_file.empty()) {
     absl::StatusOr<std::string> read = ReadKeyFile(options.key_file);
-    if (!read.ok()) return read.status();
+    if (!read.ok()) return NotComing(*options.store, options.prefix, options.rank, read.status());
     secret = *std::move(read);
   }
   absl::StatusOr<Listener> listener = Listener::Open(options.address);
-  if (!listener.ok()) return listener.status();
+  if (!listener.ok()) {
+    return NotComing(*options.store, options.prefix, options.rank, listener.status());
+  }
   const absl::StatusOr<Meeting> meeting = Meet(options, secret, listener->address());
   if (!meeting.ok()) return meeting.status();
   const Identity self{options.rank, options.size, meeting->key,
@@ -347,6 +358,13 @@ absl::StatusOr<Meeting> Meet(const MeshOptions& options, const std::string& secr
     meeting.addresses[peer] = *address;
   }
   return meeting;
+}
+
+absl::Status NotComing(Store& store, const std::string& prefix, int rank, absl::Status why) {
+  const std::string reason = absl::StrCat(kNotComing, why.message());
+  if (rank == 0) store.Set(absl::StrCat(prefix, kToken), reason).IgnoreError();
+  store.Set(absl::StrCat(prefix, "mesh/", rank), reason).IgnoreError();
+  return why;
 }
 
 }  // namespace thinwire

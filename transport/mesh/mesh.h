@@ -47,6 +47,10 @@ struct Meeting {
 absl::StatusOr<Meeting> Meet(const MeshOptions& options, const std::string& secret,
                              const Address& listening);
 
+// For a rank that fails before it has told its address: its peers read why in place of it, and
+// need not wait for their deadline. Returns the reason.
+absl::Status NotComing(Store& store, const std::string& prefix, int rank, absl::Status why);
+
 }  // namespace thinwire
 
 #endif  // THINWIRE_TRANSPORT_MESH_MESH_H_
