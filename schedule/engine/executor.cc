@@ -188,10 +188,6 @@ absl::Status Executor::Begin() {
     if (!lane.ok()) return lane.status();
     const absl::MutexLock lock(&mu_);
     free_direct_.push_back(direct_lanes_.emplace_back(*std::move(lane)).get());
-    if (absl::Status status = Serve(to_finish_); !status.ok()) return status;
-    if (direct_spaces_.device() != nullptr) {
-      if (absl::Status status = Serve(to_post_); !status.ok()) return status;
-    }
   }
   const absl::MutexLock lock(&mu_);
   return traits_.completion == Completion::kEvents ? AddWorker() : absl::OkStatus();
@@ -223,16 +219,6 @@ absl::Status Executor::AddWorker() {
   if (!thread.ok()) return thread.status();
   worker->thread = *std::move(thread);
   workers_.push_back(std::move(worker));
-  return absl::OkStatus();
-}
-
-// Begins the thread of a queue.
-absl::Status Executor::Serve(DirectQueue& queue) {
-  absl::StatusOr<std::thread> thread = StartThread([this, &queue] {
-    while (const UsePtr next = PopFrom(queue)) (this->*queue.work)(next);
-  });
-  if (!thread.ok()) return thread.status();
-  queue.thread = *std::move(thread);
   return absl::OkStatus();
 }
 
@@ -384,14 +370,19 @@ void Executor::StartDirect(const UsePtr& use, bool caller_waits) {
     Post(use);
     if (caller_waits) return;
   }
-  const absl::MutexLock lock(&mu_);
-  if (closed_) return;
-  if (direct_spaces_.device() != nullptr) {
+  absl::Status status;
+  {
+    const absl::MutexLock lock(&mu_);
+    if (closed_) return;
+    if (direct_spaces_.device() == nullptr) {
+      Push(to_finish_, use).IgnoreError();  // without a thread, whoever waits for it finishes it
+      return;
+    }
     direct_.Insert(use->id()) = nullptr;
-    Push(to_post_, use);
-  } else {
-    Push(to_finish_, use);
+    status = Push(to_post_, use);
+    if (!status.ok()) direct_.Erase(use->id());
   }
+  if (!status.ok() && use->BeginChunk()) on_end_({.id = use->id(), .host = use}, status);
 }
 
 void Executor::Post(const UsePtr& use) {
@@ -455,7 +446,7 @@ Lane* Executor::TakePosted(uint64_t id) {
 void Executor::PostQueued(const UsePtr& use) {
   Post(use);
   const absl::MutexLock lock(&mu_);
-  Push(to_finish_, use);
+  Push(to_finish_, use).IgnoreError();  // without a thread, whoever waits for it finishes it
 }
 
 void Executor::FinishQueued(const UsePtr& use) {
@@ -467,10 +458,17 @@ void Executor::FinishQueued(const UsePtr& use) {
   if (lane != nullptr) FinishPosted(*lane);
 }
 
-void Executor::Push(DirectQueue& queue, const UsePtr& use) {
-  if (closed_) return;
+// Starts the queue's thread, if none runs yet; the use stays in the queue if that fails.
+absl::Status Executor::Push(DirectQueue& queue, const UsePtr& use) {
+  if (closed_) return absl::OkStatus();
   queue.uses.Push(use);
   queue.pushed.Signal();
+  if (queue.thread.joinable()) return absl::OkStatus();
+  absl::StatusOr<std::thread> thread = StartThread([this, &queue] {
+    while (const UsePtr next = PopFrom(queue)) (this->*queue.work)(next);
+  });
+  if (thread.ok()) queue.thread = *std::move(thread);
+  return thread.status();
 }
 
 // Null once the executor is closed.

@@ -139,8 +139,8 @@ class Executor {
            HopListener on_hop, ChunkListener on_end);
   ~Executor();  // joins its threads
 
-  // Makes the lanes of announced chunks, and starts the threads. Once, and before Start. Fails with
-  // the device, or where the process may start no more threads.
+  // Makes the lanes of announced chunks, and the workers. Once, and before Start. Fails with the
+  // device, or where the process may start no more threads.
   absl::Status Begin();
 
   // Queues the chunk and returns. Its host is its Use.
@@ -181,15 +181,14 @@ class Executor {
   void Finish(Lane& lane);
   void Release(Lane& lane);
 
-  // Small tensors that wait for its thread.
+  // Small tensors that wait for a thread, which the first of them starts.
   struct DirectQueue {
     void (Executor::*const work)(const UsePtr& use);
     RingQueue<UsePtr> uses = {};
     absl::CondVar pushed = {};
     std::thread thread = {};
   };
-  absl::Status Serve(DirectQueue& queue) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void Push(DirectQueue& queue, const UsePtr& use) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::Status Push(DirectQueue& queue, const UsePtr& use) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   UsePtr PopFrom(DirectQueue& queue);
   void Post(const UsePtr& use);
   void PostQueued(const UsePtr& use);

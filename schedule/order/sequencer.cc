@@ -565,28 +565,30 @@ const Leader::Tensor* Leader::HoldsUp(const Tensor& late) const {
 }
 
 absl::Status Leader::NeverSubmitted(const Tensor& tensor, const std::string& consequence,
-                                    const std::vector<int>& silent) const {
+                                    const std::vector<int>& silent, const std::string& fix) const {
   const std::vector<int> missing = Unset(tensor.reported);
   const bool stopped = std::includes(silent.begin(), silent.end(), missing.begin(), missing.end());
-  const std::string fix =
+  const std::string help =
       stopped ? ", and no answer comes from there; look whether the process is stopped or its link "
                 "is down"
-              : absl::StrCat(WaitingFor(missing.front(), tensor.first.id()),
-                             "; let every rank make the same calls, or raise the timeout");
+              : absl::StrCat(WaitingFor(missing.front(), tensor.first.id()), "; ", fix,
+                             "let every rank make the same calls, or raise the timeout");
   return absl::DeadlineExceededError(absl::StrCat(
       "tensor '", tensor.first.name, "' (", DescribeReport(tensor.first), ") ", consequence, ": ",
-      Ranks(missing), " never submitted it, expected a call on all ", world_, " ranks", fix));
+      Ranks(missing), " never submitted it, expected a call on all ", world_, " ranks", help));
 }
 
 absl::Status Leader::Diagnose(uint64_t id, const std::vector<int>& silent) const {
   const Tensor* const tensor = tensors_.Find(id);
   if (tensor == nullptr) return absl::DeadlineExceededError("a tensor passed its deadline");
-  if (tensor->reports < world_) return NeverSubmitted(*tensor, "passed its deadline", silent);
+  if (tensor->reports < world_) return NeverSubmitted(*tensor, "passed its deadline", silent, "");
   if (const Tensor* const holding = HoldsUp(*tensor)) {
     return NeverSubmitted(
         *holding,
         absl::StrCat("was predicted from the step before and holds up '", tensor->first.name, "'"),
-        silent);
+        silent,
+        absl::StrCat("submit it before you wait for '", tensor->first.name,
+                     "', as in the step before, or have no order predicted (planned), and "));
   }
   const std::string subject =
       absl::StrCat("tensor '", tensor->first.name, "' (", DescribeReport(tensor->first),

@@ -134,7 +134,7 @@ class Leader {
   bool FollowsSurely(size_t bytes) const;
   const Tensor* HoldsUp(const Tensor& late) const;
   absl::Status NeverSubmitted(const Tensor& tensor, const std::string& consequence,
-                              const std::vector<int>& silent) const;
+                              const std::vector<int>& silent, const std::string& fix) const;
   std::string WaitingFor(int rank, uint64_t except) const;
 
   const int world_;

@@ -146,7 +146,8 @@ TEST(Leader, DiagnosesThePredictedTensorThatHoldsUpAnother) {
   EXPECT_TRUE(Next(leader).empty()) << "predicted tensors are not announced";
   const absl::Status status = leader.Diagnose(Of(3).id(), {});
   EXPECT_TRUE(absl::IsDeadlineExceeded(status));
-  for (const char* word : {"'t1'", "predicted", "holds up 't3'", "rank 1 never submitted"}) {
+  for (const char* word : {"'t1'", "predicted", "holds up 't3'", "rank 1 never submitted",
+                           "submit it before you wait for 't3'", "(planned)"}) {
     EXPECT_NE(status.message().find(word), absl::string_view::npos) << word << ": " << status;
   }
   EXPECT_STREQ(leader.Unreported(0)->name, "t2");
