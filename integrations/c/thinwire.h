@@ -484,7 +484,8 @@ TW_API tw_status tw_kv_init(tw_kv* kv, const tw_kv_tensor* tensors, size_t count
 
 /* Tensors are on the host and have as many elements as their key. A pushed one may be reused when
  * the call returns; a pulled one is written until tw_kv_wait has returned. A higher priority goes
- * first. tw_kv_push_pull takes one message where the two take two. weight: 1; in mode
+ * first. tw_kv_push_pull takes one message where the two take two. In sync a push waits while eight
+ * pushes of its key before it are not applied, since others have not pushed. weight: 1; in mode
  * sync:quorum=k,grace=s any positive number, such as the samples or tokens of a gradient: an update
  * is the mean of its pushes by weight. TW_INVALID_ARGUMENT for another one. */
 TW_API tw_status tw_kv_push(tw_kv* kv, const char* key, const void* send, size_t count,

@@ -292,6 +292,7 @@ absl::Status StoreWorker::FindKey(std::string_view name, size_t* index) const {
 absl::StatusOr<StoreWorker::Use> StoreWorker::Begin(size_t index, bool pushes,
                                                     const PulledOf* pulled) {
   if (absl::Status bad = Wait(layout_.keys()[index].name); !bad.ok()) return bad;
+  if (absl::Status bad = pushes ? AwaitOthers(index) : absl::OkStatus(); !bad.ok()) return bad;
   if (absl::Status bad = AwaitRoom(); !bad.ok()) return bad;
   const Range slices = layout_.SlicesOf(index);
   const absl::MutexLock lock(&mu_);
@@ -300,10 +301,37 @@ absl::StatusOr<StoreWorker::Use> StoreWorker::Begin(size_t index, bool pushes,
   if (pushes) ++key.pushes;
   const Use use = {key.pushes, last_request_ + 1, key.residual.get()};
   if (pulled != nullptr) {
+    key.asked = key.pushes;
     key.pulls = slices.end - slices.begin;
     for (size_t i = slices.begin; i < slices.end; ++i) pulled_[++last_request_] = (*pulled)(i);
   }
   return use;
+}
+
+absl::Status StoreWorker::AwaitOthers(size_t index) {
+  const Range slices = layout_.SlicesOf(index);
+  StoreHead head{.kind = Kind::kPull, .have = StoreHead::kNoValues};
+  {
+    const absl::MutexLock lock(&mu_);
+    Key& key = keys_[index];
+    key.applied = std::max(key.applied, key.asked);  // no pull waits
+    if (options_.mode.kind != StoreMode::Kind::kSync || key.pushes - key.applied < kMostAhead) {
+      return absl::OkStatus();
+    }
+    head.number = key.pushes + 1 - kMostAhead;
+    head.request = last_request_ + 1;
+    key.applied = key.pushes;
+    key.pulls = slices.end - slices.begin;
+    for (size_t i = slices.begin; i < slices.end; ++i) pulled_[++last_request_] = {index, i, {}};
+  }
+  const bool is_sparse = layout_.keys()[index].width > 0;
+  for (size_t i = slices.begin; i < slices.end; ++i, ++head.request) {
+    head.slice = static_cast<uint32_t>(i);
+    const absl::Status bad = SendTo(ServerOf(i), std::numeric_limits<int>::max(), head,
+                                    is_sparse ? RowsBody({}, 0) : std::vector<uint8_t>());
+    if (!bad.ok()) return bad;
+  }
+  return Wait(layout_.keys()[index].name);
 }
 
 uint64_t StoreWorker::DrawsKey(const CodecSpec& spec, std::string_view key) const {
@@ -627,7 +655,14 @@ void StoreWorker::OnValues(int server, const StoreHead& head, Bytes body) {
     // After a failure the memory is the caller's again.
     if (!failure_.ok() || found == pulled_.end() || found->second.slice != head.slice) return;
     pulled = found->second;
-    keys_[pulled.key].is_written = true;
+    Key& key = keys_[pulled.key];
+    if (pulled.rows == nullptr && pulled.out.data == nullptr) {
+      key.applied = std::min(key.applied, head.number);
+      --key.pulls;
+      pulled_.erase(found);
+      return changed_.SignalAll();
+    }
+    key.is_written = true;
     down = layout_.keys()[pulled.key].codec.down;
     reader = readers_[pulled.slice].get();
   }

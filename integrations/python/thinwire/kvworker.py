@@ -115,7 +115,8 @@ class KVStore:
         *,
         weight: float = 1.0,
     ) -> None:
-        """Send gradients, which may be reused at once. A higher priority goes first. Of a
+        """Send gradients, which may be reused at once. A higher priority goes first. With dist_sync
+        it waits while eight pushes of the key before it lack those of other workers. Of a
         row-sparse key the rows of a sparse tensor are sent, of which some may come twice; or those
         of a dense one that are not zero. weight: with dist_sync:quorum=k,grace=s a positive number,
         such as the samples or tokens of the gradient: an update is the mean of its pushes by
