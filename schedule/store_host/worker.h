@@ -273,13 +273,18 @@ class StoreWorker {
 
 template <typename Done, typename Late>
 absl::Status StoreWorker::Await(Done done, Late late) {
-  const Deadline deadline = Clock::now() + options_.timeout + kGrace;
+  Deadline deadline = Clock::now() + options_.timeout + kGrace;
   absl::Status reason;
   {
     const absl::MutexLock lock(&mu_);
     while (failure_.ok() && !done()) {
       changed_.WaitWithTimeout(&mu_, TimeLeft(deadline));
-      if (failure_.ok() && !done() && Clock::now() >= deadline) {
+      const Deadline now = Clock::now();
+      if (!failure_.ok() || done() || now < deadline) continue;
+      if (now - deadline > kGrace / 2) {
+        // The process was stopped, and the receiver has not heard yet what came meanwhile.
+        deadline = now + kGrace;
+      } else {
         reason = absl::DeadlineExceededError(
             absl::StrCat("worker ", rank_, ": ", late(), " within ",
                          std::chrono::duration<double>(options_.timeout + kGrace).count(), " s"));

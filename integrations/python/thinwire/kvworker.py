@@ -431,7 +431,11 @@ class KVStore:
         if landing is None:
             return
         self._check(self._library.tw_kv_wait(self._alive(), name.encode()))
-        del self._landings[name]
+        if self._landings.pop(name, None) is None:
+            raise InvalidArgumentError(
+                f"key '{name}': another thread has waited for it or closed the store meanwhile; "
+                "use a store from one thread"
+            )
         with torch.no_grad():
             for out in landing.outs:
                 if landing.rows is None:
