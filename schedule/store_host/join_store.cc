@@ -1,9 +1,11 @@
 #include "schedule/store_host/join_store.h"
 
+#include <algorithm>
 #include <map>
 #include <utility>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
@@ -30,7 +32,12 @@ std::shared_ptr<MessageHub> HubOf(const std::string& name) {
 // A look for what a member has set itself, if it is started again.
 constexpr std::chrono::milliseconds kLook{50};
 
-// A file's secret or none, and worker 0's token, which everybody reads.
+std::string Members(const StorePlace& place) {
+  return absl::StrCat(" ", place.workers, " workers and ", place.servers, " servers");
+}
+
+// A file's secret or none, and worker 0's token, which everybody reads. It ends with the numbers of
+// members; FailedPrecondition for others.
 absl::StatusOr<GroupKey> AgreeOnKey(const StorePlace& place, Deadline deadline) {
   std::string secret;
   if (!place.key_file.empty()) {
@@ -40,7 +47,8 @@ absl::StatusOr<GroupKey> AgreeOnKey(const StorePlace& place, Deadline deadline) 
   }
   const std::string at = absl::StrCat(place.group, "/kv/token");
   if (place.rank == 0 && !place.store->Get(at, Clock::now() + kLook).ok()) {
-    if (absl::Status bad = place.store->Set(at, MakeToken()); !bad.ok()) return bad;
+    const std::string own = absl::StrCat(MakeToken(), Members(place));
+    if (absl::Status bad = place.store->Set(at, own); !bad.ok()) return bad;
   }
   const absl::StatusOr<std::string> token = place.store->Get(at, deadline);
   if (!token.ok()) {
@@ -48,10 +56,16 @@ absl::StatusOr<GroupKey> AgreeOnKey(const StorePlace& place, Deadline deadline) 
                         absl::StrCat("rank ", place.rank, ": worker 0 did not come to the store: ",
                                      token.status().message()));
   }
+  if (!absl::EndsWith(*token, Members(place))) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "rank ", place.rank, " is in a store with", Members(place), ", worker 0 in one", " with",
+        token->substr(std::min(token->size(), token->find(' '))),
+        "; start all members with the same numbers (THINWIRE_SERVERS, WORLD_SIZE)"));
+  }
   return GroupKey(secret, *token);
 }
 
-// Of "host:port", or 0.
+// The port of "host:port", or 0.
 int PortOf(std::string_view address) {
   const size_t colon = address.rfind(':');
   int port = 0;
@@ -99,7 +113,9 @@ absl::StatusOr<StoreMembership> JoinStore(const StorePlace& place) {
   if (!place.journal_failure.ok() && former_port == 0) return refuse(place.journal_failure);
   const Deadline deadline = Clock::now() + place.timeout;
   const absl::StatusOr<GroupKey> key = AgreeOnKey(place, deadline);
-  if (!key.ok()) return key.status();
+  if (!key.ok()) {
+    return place.is_server() && former_port == 0 ? refuse(key.status()) : key.status();
+  }
   ZmqOptions options;
   options.rank = place.rank;
   options.key = *key;

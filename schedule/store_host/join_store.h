@@ -44,10 +44,10 @@ struct StoreMembership {
 };
 
 // Returns when the address of every server is known; the plane connects behind the caller's back.
-// InvalidArgument for a place that can't be; FailedPrecondition if the members' key files differ;
-// DeadlineExceeded names the member that did not come; Unimplemented without libzmq; Unavailable
-// if a server can't listen on its former port; a new server's place.journal_failure. Workers get
-// the failure of a server that does not listen.
+// InvalidArgument for a place that can't be; FailedPrecondition if the members' key files or
+// numbers differ; DeadlineExceeded names the member that did not come; Unimplemented without
+// libzmq; Unavailable if a server can't listen on its former port; a new server's
+// place.journal_failure. Workers get the failure of a server that does not listen.
 absl::StatusOr<StoreMembership> JoinStore(const StorePlace& place);
 
 }  // namespace thinwire

@@ -381,7 +381,7 @@ TEST(CKv, AbsurdCountsAreRefused) {
 }
 
 TEST(CKv, WorkersAreToldAtOnceWhyAServerHasNoJournal) {
-  for (const std::string setting : {"/proc/none", "/nowhere,bytes=none", "damaged"}) {
+  for (const std::string setting : {"/proc/none", "/nowhere,bytes=none", "damaged", "no key"}) {
     const thinwire::OwnFolder folder;
     std::string journal = setting;
     if (setting == "damaged") {
@@ -398,7 +398,8 @@ TEST(CKv, WorkersAreToldAtOnceWhyAServerHasNoJournal) {
         options.workers = 2;
         options.store_path = folder.path().c_str();
         options.group = "g";
-        options.journal = journal.c_str();
+        options.journal = setting == "no key" ? nullptr : journal.c_str();
+        if (setting == "no key" && rank == 2) options.key_file = "no key";
         const tw_status expected = setting == "damaged" ? TW_DATA_LOSS : TW_INVALID_ARGUMENT;
         tw_kv* kv = nullptr;
         EXPECT_EQ(rank == 2 ? tw_kv_serve(&options) : tw_kv_create(&options, &kv), expected);
@@ -411,6 +412,26 @@ TEST(CKv, WorkersAreToldAtOnceWhyAServerHasNoJournal) {
     }
     for (std::thread& thread : threads) thread.join();
   }
+}
+
+TEST(CKv, MembersThatDisagreeOnTheirNumbersAreToldAtOnce) {
+  const thinwire::OwnFolder folder;
+  tw_kv_options options;
+  tw_kv_options_init(&options);
+  options.workers = 2;
+  options.store_path = folder.path().c_str();
+  options.group = "g";
+  options.timeout_ms = 200;
+  tw_kv* kv = nullptr;
+  EXPECT_EQ(tw_kv_create(&options, &kv), TW_TIMEOUT);  // worker 0 was there
+  options.timeout_ms = 60000;
+  options.rank = 1;
+  options.workers = 1;
+  options.servers = 2;
+  EXPECT_EQ(tw_kv_serve(&options), TW_MISMATCH);
+  EXPECT_NE(std::string(tw_last_error()).find("1 workers and 2 servers, worker 0 in one with 2 wo"),
+            std::string::npos)
+      << tw_last_error();
 }
 
 TEST(CKv, AServerThatDoesNotComeIsNamed) {

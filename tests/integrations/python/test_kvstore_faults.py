@@ -314,3 +314,18 @@ def test_a_journal_that_can_not_be_is_a_typed_error(tmp_path, monkeypatch):
     monkeypatch.setenv("DMLC_PS_ROOT_URI", "127.0.0.1")
     with pytest.raises(thinwire.InvalidArgumentError, match="another rank"):
         kvstore.create("dist_sync", journal=tmp_path)
+
+
+def test_a_store_without_a_place_to_meet_is_a_typed_error(monkeypatch):
+    """A host that there is none of, and a port that another process has taken."""
+    ranks = {"THINWIRE_SERVERS": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
+    taken = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    for rank, address, kind in [
+        ("1", "none.invalid", thinwire.TimeoutError),
+        ("0", "127.0.0.1", thinwire.UnavailableError),
+    ]:
+        place = {"RANK": rank, "MASTER_ADDR": address, "MASTER_PORT": str(taken.port)}
+        for name, value in (ranks | place).items():
+            monkeypatch.setenv(name, value)
+        with pytest.raises(kind, match=f"meet at {address}:{taken.port} .MASTER_ADDR"):
+            kvstore.create("dist_sync", timeout_s=2)
