@@ -86,8 +86,8 @@ struct CodecPair {
 // own).
 CodecSpec LosslessSpec(DType dtype);
 
-// The most elements of a tensor, 256 GiB of fp32: more is a caller's mistake, and would only be found
-// out by running out of memory.
+// The most elements of a tensor, 256 GiB of fp32: more is a caller's mistake, which would end in a
+// process without memory.
 inline constexpr size_t kMostElements = size_t{1} << 36;
 
 // InvalidArgument if there are more.

@@ -355,7 +355,8 @@ TEST(StoreTest, WorkersThatDisagreeAreToldBothSides) {
   });
 }
 
-// Servers keep what one worker has pushed until all have, so a push waits when it is that far ahead.
+// Servers keep what one worker has pushed until all have, so a push waits when it is that far
+// ahead.
 TEST(StoreTest, APushWaitsForOthersThatAreTooFarBehind) {
   for (const size_t width : {0, 4}) {
     StoreRanks store{.workers = 2, .servers = 2};
@@ -373,9 +374,8 @@ TEST(StoreTest, APushWaitsForOthersThatAreTooFarBehind) {
           EXPECT_LE(pushed, push - 1 + StoreWorker::kMostAhead);
         }
         std::ranges::fill(w, static_cast<float>(push));
-        ASSERT_TRUE((width == 0 ? kv->Push("w", View(w), 0)
-                                : kv->PushRows("w", rows, View(row), 0))
-                        .ok());
+        ASSERT_TRUE(
+            (width == 0 ? kv->Push("w", View(w), 0) : kv->PushRows("w", rows, View(row), 0)).ok());
         const absl::MutexLock lock(&mu);
         if (kv->rank() == 0) ++pushed;
       }
