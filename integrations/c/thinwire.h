@@ -130,9 +130,9 @@ TW_API tw_status tw_comm_abort(tw_comm* comm); /* fails the group on every rank 
 TW_API tw_status tw_comm_fail(tw_comm* comm, tw_status status, const char* reason);
 TW_API void tw_comm_destroy(tw_comm* comm); /* after all its works are freed */
 
-/* In place if send == recv. `count` elements. On a device `stream` is a cudaStream_t, null the
- * default one: its work so far makes the input, and its later work may use the output as soon as
- * this returns. On the host it must be null. */
+/* In place if send == recv. `count` elements, at most 2^36 as in all calls. On a device `stream` is
+ * a cudaStream_t, null the default one: its work so far makes the input, and its later work may use
+ * the output as soon as this returns. On the host it must be null. */
 TW_API tw_status tw_all_reduce(const void* send, void* recv, size_t count, tw_dtype dtype, tw_op op,
                                tw_comm* comm, void* stream);
 
