@@ -86,8 +86,9 @@ struct CodecPair {
 // own).
 CodecSpec LosslessSpec(DType dtype);
 
-// The most elements of a tensor: more is a caller's mistake, and sizes in bits would overflow.
-inline constexpr size_t kMostElements = size_t{1} << 40;
+// The most elements of a tensor, 256 GiB of fp32: more is a caller's mistake, which would end in a
+// process without memory.
+inline constexpr size_t kMostElements = size_t{1} << 36;
 
 // InvalidArgument if there are more.
 absl::Status CheckElements(size_t numel);

@@ -76,6 +76,13 @@ absl::Status CheckComm(const char* function, const tw_comm* comm,
   return comm->home.Check();
 }
 
+absl::Status CheckItems(const char* what, size_t count) {
+  constexpr size_t kMost = size_t{1} << 24;
+  if (count <= kMost) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("got ", count, " ", what, ", expected at most ", kMost));
+}
+
 absl::Status CheckCall(const tw_comm* comm, tw_dtype dtype, tw_op op, const void* stream) {
   if (comm == nullptr) return absl::InvalidArgumentError("the communicator is null");
   if (absl::Status bad = comm->home.Check(); !bad.ok()) return bad;

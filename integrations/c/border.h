@@ -86,6 +86,10 @@ absl::Status WriteText(const char* what, const std::string& text, char* room, si
 absl::Status CheckComm(const char* function, const tw_comm* comm,
                        std::initializer_list<const void*> pointers = {});
 
+// InvalidArgument for more structs or pointers in a caller's array than anybody has: `what` would
+// be read far beyond it. Elements of tensors have a limit of their own (CheckElements).
+absl::Status CheckItems(const char* what, size_t count);
+
 // The same for a collective, and for its dtype, op and stream.
 absl::Status CheckCall(const tw_comm* comm, tw_dtype dtype, tw_op op, const void* stream);
 

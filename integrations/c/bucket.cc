@@ -27,6 +27,7 @@ absl::Status CheckInfo(const tw_comm* comm, const tw_bucket_info& info) {
   if (info.num_segments > 0 && info.segments == nullptr) {
     return absl::InvalidArgumentError("the segments are null");
   }
+  if (absl::Status bad = thinwire::CheckItems("segments", info.num_segments); !bad.ok()) return bad;
   if (info.collective < TW_ALL_REDUCE || info.collective > TW_ALL_TO_ALL) {
     return absl::InvalidArgumentError(
         absl::StrCat("collective ", static_cast<int>(info.collective),
@@ -118,6 +119,9 @@ tw_status tw_bucket_start_divided(tw_bucket* bucket, const void* send, void* rec
   if (bucket == nullptr) return ToC(absl::InvalidArgumentError("the bucket is null"));
   if (num_absent > 0 && absent == nullptr) {
     return ToC(absl::InvalidArgumentError("the numbers of absent segments are null"));
+  }
+  if (absl::Status bad = thinwire::CheckItems("absent segments", num_absent); !bad.ok()) {
+    return ToC(bad);
   }
   return ToC(Start(*bucket, send, recv, stream, {absent, num_absent}, divisor));
 }

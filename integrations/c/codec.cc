@@ -170,6 +170,7 @@ tw_status tw_decode_mean(const char* spec, const void* const* in, size_t bytes,
         absl::StrCat("tw_decode_mean got ", count, " members and shards of ", shard,
                      " elements; expected one of each at least")));
   }
+  if (absl::Status bad = thinwire::CheckItems("members", count); !bad.ok()) return ToC(bad);
   if (in == nullptr || factors == nullptr || products == nullptr || (n > 0 && x == nullptr)) {
     return ToC(absl::InvalidArgumentError("tw_decode_mean got a null array"));
   }

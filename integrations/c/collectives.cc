@@ -94,6 +94,7 @@ tw_status tw_all_reduce_segments(const void* send, void* recv, size_t count, tw_
   if (num_segments > 0 && segments == nullptr) {
     return ToC(absl::InvalidArgumentError("the segments are null"));
   }
+  if (absl::Status bad = thinwire::CheckItems("segments", num_segments); !bad.ok()) return ToC(bad);
   const thinwire::CallSegments parts = thinwire::SegmentsOf(segments, num_segments);
   CollectiveRequest request;
   request.key = thinwire::TextOf(name);

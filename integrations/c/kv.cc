@@ -1,4 +1,5 @@
 // tw_kv_*: the store.
+#include <algorithm>
 #include <climits>
 #include <cstring>
 #include <memory>
@@ -103,35 +104,40 @@ absl::Status ServeStore(const tw_kv_options& in) {
                                                    "tw_kv_create"));
   }
   const int server = place->rank - place->workers;
-  std::unique_ptr<Journal> journal;
+  absl::StatusOr<std::unique_ptr<Journal>> opened = nullptr;
   if (const std::string_view text = TextOf(in.journal); !text.empty()) {
     const absl::StatusOr<JournalSpec> spec = JournalSpec::Parse(text);
-    if (!spec.ok()) return spec.status();
-    absl::StatusOr<std::unique_ptr<Journal>> opened = Journal::Open(*spec, server);
-    if (!opened.ok()) return opened.status();
-    journal = *std::move(opened);
+    opened = spec.ok() ? Journal::Open(*spec, server) : spec.status();
     place->has_journal = true;
-    if (const auto& former = journal->former(); former.has_value()) {
-      place->former_run = former->id;
-      place->former_port = former->port;
+    place->journal_failure = opened.status();
+    if (opened.ok() && (*opened)->former().has_value()) {
+      place->former_run = (*opened)->former()->id;
+      place->former_port = (*opened)->former()->port;
     }
   }
   const absl::StatusOr<StoreMembership> joined = JoinStore(*place);
   if (!joined.ok()) return joined.status();
-  if (journal != nullptr) {
-    const absl::Status begun = journal->Begin({.id = joined->run,
-                                               .server = server,
-                                               .servers = place->servers,
-                                               .workers = place->workers,
-                                               .port = joined->port});
-    if (!begun.ok()) return begun;
+  absl::StatusOr<Journal*> journal = nullptr;
+  if (!joined->failure.ok()) {
+    journal = joined->failure;
+  } else if (*opened != nullptr) {
+    const absl::Status begun = (*opened)->Begin({.id = joined->run,
+                                                 .server = server,
+                                                 .servers = place->servers,
+                                                 .workers = place->workers,
+                                                 .port = joined->port});
+    if (begun.ok()) {
+      journal = opened->get();
+    } else {
+      journal = begun;
+    }
   }
   return Serve(*joined->plane,
                {.server = server,
                 .workers = place->workers,
                 .servers = place->servers,
                 .timeout = place->timeout},
-               journal.get());
+               journal);
 }
 
 absl::Status CheckKv(const char* function, const tw_kv* kv,
@@ -143,21 +149,24 @@ absl::Status CheckKv(const char* function, const tw_kv* kv,
 }
 
 absl::Status CheckTensor(const char* function, const tw_kv* kv, const char* key, const void* data,
-                         tw_dtype dtype) {
+                         size_t count, tw_dtype dtype) {
   if (absl::Status bad = CheckKv(function, kv, {key, data}); !bad.ok()) return bad;
-  if (dtype == TW_F32 || dtype == TW_BF16 || dtype == TW_F16) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(function, ", key '", key, "': dtype is ",
-                                                 static_cast<int>(dtype),
-                                                 ", expected TW_F32, TW_BF16 or TW_F16"));
+  std::string wrong(CheckElements(count).message());
+  if (dtype != TW_F32 && dtype != TW_BF16 && dtype != TW_F16) {
+    wrong =
+        absl::StrCat("dtype is ", static_cast<int>(dtype), ", expected TW_F32, TW_BF16 or TW_F16");
+  }
+  if (wrong.empty()) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(function, ", key '", key, "': ", wrong));
 }
 
 // No rows need no memory.
 absl::Status CheckRows(const char* function, const tw_kv* kv, const char* key, const int64_t* rows,
-                       size_t row_count, const void* data, tw_dtype dtype) {
+                       size_t row_count, const void* data, size_t count, tw_dtype dtype) {
   const char none = 0;
-  if (row_count == 0) return CheckTensor(function, kv, key, &none, dtype);
+  if (row_count == 0) return CheckTensor(function, kv, key, &none, count, dtype);
   if (absl::Status bad = CheckKv(function, kv, {rows}); !bad.ok()) return bad;
-  return CheckTensor(function, kv, key, data, dtype);
+  return CheckTensor(function, kv, key, data, std::max(count, row_count), dtype);
 }
 
 }  // namespace
@@ -213,11 +222,13 @@ tw_status tw_kv_set_codec(tw_kv* kv, const char* codec) {
 
 tw_status tw_kv_init(tw_kv* kv, const tw_kv_tensor* tensors, size_t count) {
   if (absl::Status bad = CheckKv("tw_kv_init", kv, {tensors}); !bad.ok()) return ToC(bad);
+  if (absl::Status bad = thinwire::CheckItems("tensors", count); !bad.ok()) return ToC(bad);
   std::vector<StoreWorker::Value> values;
   for (size_t i = 0; i < count; ++i) {
     const tw_kv_tensor& tensor = tensors[i];
     const void* const data = tensor.count == 0 ? &tensor : tensor.values;  // Init refuses none
-    const absl::Status bad = CheckTensor("tw_kv_init", kv, tensor.key, data, tensor.dtype);
+    const absl::Status bad =
+        CheckTensor("tw_kv_init", kv, tensor.key, data, tensor.count, tensor.dtype);
     if (!bad.ok()) return ToC(bad);
     values.push_back({tensor.key, ViewOf(tensor.values, tensor.count, tensor.dtype), tensor.width});
   }
@@ -226,7 +237,7 @@ tw_status tw_kv_init(tw_kv* kv, const tw_kv_tensor* tensors, size_t count) {
 
 tw_status tw_kv_push(tw_kv* kv, const char* key, const void* send, size_t count, tw_dtype dtype,
                      int priority, double weight) {
-  if (absl::Status bad = CheckTensor("tw_kv_push", kv, key, send, dtype); !bad.ok()) {
+  if (absl::Status bad = CheckTensor("tw_kv_push", kv, key, send, count, dtype); !bad.ok()) {
     return ToC(bad);
   }
   return ToC(kv->worker->Push(key, ViewOf(send, count, dtype), priority, weight));
@@ -234,7 +245,7 @@ tw_status tw_kv_push(tw_kv* kv, const char* key, const void* send, size_t count,
 
 tw_status tw_kv_pull(tw_kv* kv, const char* key, void* recv, size_t count, tw_dtype dtype,
                      int priority) {
-  if (absl::Status bad = CheckTensor("tw_kv_pull", kv, key, recv, dtype); !bad.ok()) {
+  if (absl::Status bad = CheckTensor("tw_kv_pull", kv, key, recv, count, dtype); !bad.ok()) {
     return ToC(bad);
   }
   return ToC(kv->worker->Pull(key, ViewOf(recv, count, dtype), priority));
@@ -242,8 +253,8 @@ tw_status tw_kv_pull(tw_kv* kv, const char* key, void* recv, size_t count, tw_dt
 
 tw_status tw_kv_push_pull(tw_kv* kv, const char* key, const void* send, void* recv, size_t count,
                           tw_dtype dtype, int priority, double weight) {
-  absl::Status bad = CheckTensor("tw_kv_push_pull", kv, key, send, dtype);
-  if (bad.ok()) bad = CheckTensor("tw_kv_push_pull", kv, key, recv, dtype);
+  absl::Status bad = CheckTensor("tw_kv_push_pull", kv, key, send, count, dtype);
+  if (bad.ok()) bad = CheckTensor("tw_kv_push_pull", kv, key, recv, count, dtype);
   if (!bad.ok()) return ToC(bad);
   return ToC(kv->worker->PushPull(key, ViewOf(send, count, dtype), ViewOf(recv, count, dtype),
                                   priority, weight));
@@ -252,7 +263,8 @@ tw_status tw_kv_push_pull(tw_kv* kv, const char* key, const void* send, void* re
 tw_status tw_kv_push_rows(tw_kv* kv, const char* key, const int64_t* rows, size_t row_count,
                           const void* send, size_t count, tw_dtype dtype, int priority,
                           double weight) {
-  const absl::Status bad = CheckRows("tw_kv_push_rows", kv, key, rows, row_count, send, dtype);
+  const absl::Status bad =
+      CheckRows("tw_kv_push_rows", kv, key, rows, row_count, send, count, dtype);
   if (!bad.ok()) return ToC(bad);
   return ToC(
       kv->worker->PushRows(key, {rows, row_count}, ViewOf(send, count, dtype), priority, weight));
@@ -260,7 +272,8 @@ tw_status tw_kv_push_rows(tw_kv* kv, const char* key, const int64_t* rows, size_
 
 tw_status tw_kv_pull_rows(tw_kv* kv, const char* key, const int64_t* rows, size_t row_count,
                           void* recv, size_t count, tw_dtype dtype, int priority) {
-  const absl::Status bad = CheckRows("tw_kv_pull_rows", kv, key, rows, row_count, recv, dtype);
+  const absl::Status bad =
+      CheckRows("tw_kv_pull_rows", kv, key, rows, row_count, recv, count, dtype);
   if (!bad.ok()) return ToC(bad);
   return ToC(kv->worker->PullRows(key, {rows, row_count}, ViewOf(recv, count, dtype), priority));
 }
@@ -270,8 +283,8 @@ tw_status tw_kv_push_pull_rows(tw_kv* kv, const char* key, const int64_t* push_r
                                const int64_t* pull_rows, size_t pull_row_count, void* recv,
                                size_t recv_count, tw_dtype dtype, int priority, double weight) {
   const char* const name = "tw_kv_push_pull_rows";
-  absl::Status bad = CheckRows(name, kv, key, push_rows, push_row_count, send, dtype);
-  if (bad.ok()) bad = CheckRows(name, kv, key, pull_rows, pull_row_count, recv, dtype);
+  absl::Status bad = CheckRows(name, kv, key, push_rows, push_row_count, send, send_count, dtype);
+  if (bad.ok()) bad = CheckRows(name, kv, key, pull_rows, pull_row_count, recv, recv_count, dtype);
   if (!bad.ok()) return ToC(bad);
   return ToC(kv->worker->PushPullRows(
       key, {{push_rows, push_row_count}, ViewOf(send, send_count, dtype)},

@@ -31,6 +31,7 @@ absl::Status Check(const tw_simulation& in, const tw_options& options) {
   if (in.num_layers == 0 || in.layers == nullptr) {
     return absl::InvalidArgumentError("a simulation needs at least one layer");
   }
+  if (absl::Status bad = thinwire::CheckItems("layers", in.num_layers); !bad.ok()) return bad;
   if (!(in.bytes_per_s > 0.0) || !std::isfinite(in.bytes_per_s)) {
     return absl::InvalidArgumentError(
         absl::StrCat("bytes_per_s is ", in.bytes_per_s, ", expected more than nothing"));
@@ -45,6 +46,7 @@ absl::Status Check(const tw_simulation& in, const tw_options& options) {
   }
   for (size_t i = 0; i < in.num_layers; ++i) {
     const tw_layer& layer = in.layers[i];
+    if (absl::Status bad = thinwire::CheckElements(layer.numel); !bad.ok()) return bad;
     if (layer.numel > 0 && IsSeconds(layer.forward_s) && IsSeconds(layer.backward_s)) continue;
     return absl::InvalidArgumentError(
         absl::StrCat("layer ", i, " has ", layer.numel, " elements, ", layer.forward_s, " and ",

@@ -15,6 +15,7 @@ namespace {
 absl::StatusOr<std::vector<thinwire::StateArray>> ToArrays(const char* call,
                                                            const tw_residual_array* arrays,
                                                            size_t count) {
+  if (absl::Status bad = thinwire::CheckItems("arrays", count); !bad.ok()) return bad;
   std::vector<thinwire::StateArray> converted;
   converted.reserve(count);
   for (size_t i = 0; i < count; ++i) {
@@ -75,6 +76,7 @@ tw_status tw_comm_goes_raw(tw_comm* comm, size_t count, tw_dtype dtype, int* raw
   if (absl::Status bad = thinwire::CheckCall(comm, dtype, TW_SUM, nullptr); !bad.ok()) {
     return ToC(bad);
   }
+  if (absl::Status bad = thinwire::CheckElements(count); !bad.ok()) return ToC(bad);
   *raw = comm->engine->GoesRaw({nullptr, count, static_cast<thinwire::DType>(dtype)}) ? 1 : 0;
   return TW_OK;
 }

@@ -131,9 +131,10 @@ TW_API tw_status tw_comm_abort(tw_comm* comm); /* fails the group on every rank 
 TW_API tw_status tw_comm_fail(tw_comm* comm, tw_status status, const char* reason);
 TW_API void tw_comm_destroy(tw_comm* comm); /* after all its works are freed */
 
-/* In place if send == recv; they may not overlap otherwise. `count` elements. On a device `stream`
- * is a cudaStream_t, null the default one: its work so far makes the input, and its later work may
- * use the output as soon as this returns. On the host it must be null. */
+/* In place if send == recv; they may not overlap otherwise. `count` elements, at most 2^36 as in
+ * all calls. On a device `stream` is a cudaStream_t, null the default one: its work so far makes
+ * the input, and its later work may use the output as soon as this returns. On the host it must be
+ * null. */
 TW_API tw_status tw_all_reduce(const void* send, void* recv, size_t count, tw_dtype dtype, tw_op op,
                                tw_comm* comm, void* stream);
 
@@ -486,7 +487,8 @@ TW_API tw_status tw_kv_init(tw_kv* kv, const tw_kv_tensor* tensors, size_t count
 
 /* Tensors are on the host and have as many elements as their key. A pushed one may be reused when
  * the call returns; a pulled one is written until tw_kv_wait has returned. A higher priority goes
- * first. tw_kv_push_pull takes one message where the two take two. weight: 1; in mode
+ * first. tw_kv_push_pull takes one message where the two take two. In sync a push waits while eight
+ * pushes of its key before it are not applied, since others have not pushed. weight: 1; in mode
  * sync:quorum=k,grace=s any positive number, such as the samples or tokens of a gradient: an update
  * is the mean of its pushes by weight. TW_INVALID_ARGUMENT for another one. */
 TW_API tw_status tw_kv_push(tw_kv* kv, const char* key, const void* send, size_t count,

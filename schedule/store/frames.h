@@ -39,11 +39,14 @@ inline constexpr std::string_view kComplaint = "complaint: ";
 
 struct StoreHead {
   static constexpr uint32_t kNoSlice = 0xFFFFFFFF;
+  static constexpr uint64_t kNoValues = ~uint64_t{0};  // `have` of a pull
   enum class Kind : uint8_t {
     // From a worker.
     kPush,      // slice, number; body: the encoded gradient, or rows (rows.h); with a quorum
                 // (mode.h), its weight behind it: fp64
-    kPull,      // slice, number: last push; have, request; body: none, or rows
+    kPull,      // slice, number: last push; have, request; body: none, or rows. have: the last
+                // publication that is here, or kNoValues: the answer is kUnchanged, and its number
+                // is that of updates
     kPushPull,  // both in one message; body: as kPush, or rows
     kTogether,  // slice: Together; number: of the worker's calls of this kind, from 1; body; have:
                 // 1 if the worker only says that the calls to this number go without it

@@ -155,7 +155,9 @@ absl::Status StoreServer::OnCall(int worker, const StoreHead& head, std::vector<
         Name(what), " differs: worker ", other, " has '", Summary(TextOf(first), TextOf(body)),
         "', worker ", worker, " has '", Summary(TextOf(body), TextOf(first)),
         "'; call it with the same ",
-        what == Together::kInit ? "mode, codec, keys and sizes in the same order" : "arguments",
+        what == Together::kInit
+            ? "mode, codec, slice_elements, bigarray_bound, keys and sizes in the same order"
+            : "arguments",
         " on every worker"));
   }
   call.bodies.emplace(worker, std::move(body));

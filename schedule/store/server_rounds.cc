@@ -142,7 +142,9 @@ void StoreServer::Update(uint32_t number, Slice& slice,
 void StoreServer::Answer(uint32_t number, Slice& slice, const Ledger::Step& step) {
   const auto request = requests_.find(std::make_pair(step.worker, step.request));
   Published values;
-  if (slice.width == 0) {
+  if (request->second.have == StoreHead::kNoValues) {
+    values = {StoreHead::Form::kUnchanged, slice.ledger.version(), 0, {}};
+  } else if (slice.width == 0) {
     values = slice.stream.For(request->second.have, slice.x);
   } else if (const auto rows = ParseRows(request->second.rows, slice.x.size() / slice.width);
              rows.ok()) {  // as Handle has seen

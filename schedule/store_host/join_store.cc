@@ -1,9 +1,11 @@
 #include "schedule/store_host/join_store.h"
 
+#include <algorithm>
 #include <map>
 #include <utility>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
@@ -30,7 +32,12 @@ std::shared_ptr<MessageHub> HubOf(const std::string& name) {
 // A look for what a member has set itself, if it is started again.
 constexpr std::chrono::milliseconds kLook{50};
 
-// A file's secret or none, and worker 0's token, which everybody reads.
+std::string Members(const StorePlace& place) {
+  return absl::StrCat(" ", place.workers, " workers and ", place.servers, " servers");
+}
+
+// A file's secret or none, and worker 0's token, which everybody reads. It ends with the numbers of
+// members; FailedPrecondition for others.
 absl::StatusOr<GroupKey> AgreeOnKey(const StorePlace& place, Deadline deadline) {
   std::string secret;
   if (!place.key_file.empty()) {
@@ -40,7 +47,8 @@ absl::StatusOr<GroupKey> AgreeOnKey(const StorePlace& place, Deadline deadline) 
   }
   const std::string at = absl::StrCat(place.group, "/kv/token");
   if (place.rank == 0 && !place.store->Get(at, Clock::now() + kLook).ok()) {
-    if (absl::Status bad = place.store->Set(at, MakeToken()); !bad.ok()) return bad;
+    const std::string own = absl::StrCat(MakeToken(), Members(place));
+    if (absl::Status bad = place.store->Set(at, own); !bad.ok()) return bad;
   }
   const absl::StatusOr<std::string> token = place.store->Get(at, deadline);
   if (!token.ok()) {
@@ -48,7 +56,21 @@ absl::StatusOr<GroupKey> AgreeOnKey(const StorePlace& place, Deadline deadline) 
                         absl::StrCat("rank ", place.rank, ": worker 0 did not come to the store: ",
                                      token.status().message()));
   }
+  if (!absl::EndsWith(*token, Members(place))) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "rank ", place.rank, " is in a store with", Members(place), ", worker 0 in one", " with",
+        token->substr(std::min(token->size(), token->find(' '))),
+        "; start all members with the same numbers (THINWIRE_SERVERS, WORLD_SIZE)"));
+  }
   return GroupKey(secret, *token);
+}
+
+// The port of "host:port", or 0.
+int PortOf(std::string_view address) {
+  const size_t colon = address.rfind(':');
+  int port = 0;
+  if (colon == std::string_view::npos) return 0;
+  return absl::SimpleAtoi(std::string(address.substr(colon + 1)), &port) ? port : 0;
 }
 
 }  // namespace
@@ -69,16 +91,31 @@ absl::StatusOr<StoreMembership> JoinStore(const StorePlace& place) {
   if (!place.local_group.empty()) {
     return StoreMembership{JoinMessageHub(HubOf(place.local_group), place.rank,
                                           place.is_server() ? std::vector<int>() : servers),
-                           "local", 0};
+                           "local", 0, place.journal_failure};
   }
   if (place.store == nullptr) {
     return absl::InvalidArgumentError(absl::StrCat(
         "rank ", place.rank, " got no place to meet the store's other members at; set ",
         "options.store, options.store_path or options.local_group"));
   }
+  const auto address_of = [&](int rank) { return absl::StrCat(place.group, "/kv/address/", rank); };
+  // Instead of an address, workers are told why there is no server.
+  const auto refuse = [&](const absl::Status& why) {
+    const std::string text = absl::StrCat("-", why.raw_code(), " ", why.message());
+    place.store->Set(address_of(place.rank), text).IgnoreError();
+    return why;
+  };
+  int former_port = 0;  // of this run
+  if (place.is_server() && place.has_journal) {
+    const auto former = place.store->Get(address_of(place.rank), Clock::now() + kLook);
+    if (former.ok()) former_port = PortOf(former->substr(0, former->find(' ')));
+  }
+  if (!place.journal_failure.ok() && former_port == 0) return refuse(place.journal_failure);
   const Deadline deadline = Clock::now() + place.timeout;
   const absl::StatusOr<GroupKey> key = AgreeOnKey(place, deadline);
-  if (!key.ok()) return key.status();
+  if (!key.ok()) {
+    return place.is_server() && former_port == 0 ? refuse(key.status()) : key.status();
+  }
   ZmqOptions options;
   options.rank = place.rank;
   options.key = *key;
@@ -87,26 +124,27 @@ absl::StatusOr<StoreMembership> JoinStore(const StorePlace& place) {
   options.interface = place.interface;
   options.rendezvous_host = place.rendezvous_host;
   options.library = place.zmq_library;
-  const auto address_of = [&](int rank) { return absl::StrCat(place.group, "/kv/address/", rank); };
   if (place.is_server()) {
-    absl::StatusOr<std::unique_ptr<ZmqMessagePlane>> plane = absl::DataLossError(absl::StrCat(
-        "server ", place.rank - place.workers, " has served this run before, and its journal ",
-        "is not here, so its values are gone; start a server again on its host, or give it a ",
-        "journal on a disk that all hosts share"));
-    const bool is_lost = place.has_journal && place.former_run != key->fingerprint() &&
-                         place.store->Get(address_of(place.rank), Clock::now() + kLook).ok();
-    if (!is_lost) plane = StartZmqMessages(options);
-    // Workers are told why there is no server.
-    const std::string text = plane.ok() ? absl::StrCat((*plane)->address(), " ", key->fingerprint())
-                                        : absl::StrCat("- ", plane.status().message());
-    if (absl::Status bad = place.store->Set(address_of(place.rank), text); !bad.ok()) return bad;
-    if (!plane.ok()) return plane.status();
-    const std::string& address = (*plane)->address();
-    int port = 0;
-    if (!absl::SimpleAtoi(address.substr(address.rfind(':') + 1), &port)) {
-      return absl::InternalError(absl::StrCat("the server's address is ", address));
+    absl::Status failure = place.journal_failure;
+    if (former_port != 0 && place.former_run != key->fingerprint()) {
+      options.port = former_port;
+      if (failure.ok()) {
+        failure = absl::DataLossError(
+            "it has served this run before, and its journal is not here, so its values are gone; "
+            "start a server again on its host, or give it a journal on a disk that all hosts "
+            "share");
+      }
     }
-    return StoreMembership{*std::move(plane), key->fingerprint(), port};
+    absl::StatusOr<std::unique_ptr<ZmqMessagePlane>> plane = StartZmqMessages(options);
+    // Another process serves at that port.
+    if (!plane.ok() && !failure.ok()) return failure;
+    if (!plane.ok()) return refuse(plane.status());
+    const std::string& address = (*plane)->address();
+    const absl::Status set =
+        place.store->Set(address_of(place.rank), absl::StrCat(address, " ", key->fingerprint()));
+    if (!set.ok()) return set;
+    const int port = PortOf(address);
+    return StoreMembership{*std::move(plane), key->fingerprint(), port, std::move(failure)};
   }
   for (const int server : servers) {
     const absl::StatusOr<std::string> text = place.store->Get(address_of(server), deadline);
@@ -117,14 +155,15 @@ absl::StatusOr<StoreMembership> JoinStore(const StorePlace& place) {
                                        " did not come: ", text.status().message()));
     }
     const std::vector<std::string> words = absl::StrSplit(*text, absl::MaxSplits(' ', 1));
-    if (words.size() != 2 || words[0] == "-") {
-      return absl::UnavailableError(absl::StrCat("worker ", place.rank, ": server ", number,
-                                                 " can't listen: ", words.back()));
+    if (int code = 0; absl::SimpleAtoi(words[0], &code) && code < 0) {
+      return absl::Status(
+          static_cast<absl::StatusCode>(-code),
+          absl::StrCat("worker ", place.rank, ": server ", number, " can't serve: ", words.back()));
     }
-    if (words[1] != key->fingerprint()) {
+    if (words.back() != key->fingerprint()) {
       return absl::FailedPreconditionError(
           absl::StrCat("worker ", place.rank, " has key ", key->fingerprint(), ", server ", number,
-                       " has ", words[1], "; give all members the same key file"));
+                       " has ", words.back(), "; give all members the same key file"));
     }
     options.calls[server] = words[0];
   }

@@ -29,6 +29,7 @@ struct StorePlace {
   bool has_journal = false;
   std::string former_run = {};
   int former_port = 0;
+  absl::Status journal_failure = {};  // why it can't be used
 
   bool is_server() const { return rank >= workers && rank < workers + servers; }
 };
@@ -37,13 +38,16 @@ struct StoreMembership {
   std::unique_ptr<MessagePlane> plane;
   std::string run;  // another one in each run; "local" among threads
   int port = 0;     // that a server listens on; 0 among threads
+  // Why a server that has served this run before can't go on: place.journal_failure, or DataLoss if
+  // its journal is not here. It listens at its former address, to tell workers.
+  absl::Status failure = {};
 };
 
 // Returns when the address of every server is known; the plane connects behind the caller's back.
-// InvalidArgument for a place that can't be; FailedPrecondition if the members' key files differ;
-// DeadlineExceeded names the member that did not come; Unimplemented without libzmq; Unavailable
-// if a server can't listen on its former port; DataLoss if it has served this run before and its
-// journal is not here.
+// InvalidArgument for a place that can't be; FailedPrecondition if the members' key files or
+// numbers differ; DeadlineExceeded names the member that did not come; Unimplemented without
+// libzmq; Unavailable if a server can't listen on its former port; a new server's
+// place.journal_failure. Workers get the failure of a server that does not listen.
 absl::StatusOr<StoreMembership> JoinStore(const StorePlace& place);
 
 }  // namespace thinwire

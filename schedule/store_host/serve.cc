@@ -49,7 +49,10 @@ StoreRecord RecordOf(MessageEvent event, int worker) {
 
 }  // namespace
 
-absl::Status Serve(MessagePlane& plane, StoreServer::Options options, Journal* journal) {
+absl::Status Serve(MessagePlane& plane, StoreServer::Options options,
+                   absl::StatusOr<Journal*> opened) {
+  Journal* const journal = opened.ok() ? *opened : nullptr;
+  absl::Status unread = opened.status();
   options.has_journal = journal != nullptr;
   bool is_coming_back = journal != nullptr;  // what it answers was answered before
   StoreServer server(
@@ -67,10 +70,14 @@ absl::Status Serve(MessagePlane& plane, StoreServer::Options options, Journal* j
   std::set<int> missing;  // workers of the former process, until they come again
   if (journal != nullptr) {
     const absl::StatusOr<bool> back = ApplyAll(*journal, server);
-    if (!back.ok()) return back.status();
+    unread = back.status();
     const std::vector<int> awaited = server.AwaitedWorkers();
-    if (*back) missing.insert(awaited.begin(), awaited.end());
+    if (back.ok() && *back) missing.insert(awaited.begin(), awaited.end());
     is_coming_back = false;
+  }
+  if (!unread.ok()) {
+    server.Fail(unread);
+    for (int worker = 0; worker < options.workers; ++worker) missing.insert(worker);
   }
   const auto apply = [&](StoreRecord input, Deadline now) {
     if (journal != nullptr && server.failure().ok()) {
@@ -115,7 +122,7 @@ absl::Status Serve(MessagePlane& plane, StoreServer::Options options, Journal* j
       }
       server.OnClock(now);
       next_tick = now + kTick;
-      if (now - alone_since > options.timeout) {
+      if (now - alone_since > options.timeout && server.failure().ok()) {
         return absl::DeadlineExceededError(
             absl::StrCat("server ", options.server, ": no worker was connected for ",
                          std::chrono::duration<double>(options.timeout).count(), " s, expected ",
@@ -123,7 +130,7 @@ absl::Status Serve(MessagePlane& plane, StoreServer::Options options, Journal* j
       }
     }
   }
-  if (journal != nullptr) journal->Remove();
+  if (journal != nullptr && unread.ok()) journal->Remove();
   plane.Close(Clock::now() + kFarewell).IgnoreError();
   return server.failure();
 }

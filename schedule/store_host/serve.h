@@ -3,6 +3,7 @@
 #define THINWIRE_SCHEDULE_STORE_HOST_SERVE_H_
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "schedule/store/server.h"
 #include "schedule/store_host/journal.h"
 #include "transport/messages/message_plane.h"
@@ -29,8 +30,10 @@ inline int WorkerOfRank(int workers, int servers, int rank) {
 // With a journal, which has begun: what it holds is replayed first, every input is appended before
 // it is applied, and the file is removed at the end, also of a failed store, whose workers have all
 // been told. Workers that do not come back within the timeout are lost. DataLoss for a damaged
-// journal.
-absl::Status Serve(MessagePlane& plane, StoreServer::Options options, Journal* journal = nullptr);
+// journal, which stays. Why there is no journal, or it can't be replayed, is the store's failure:
+// workers that come within the timeout are told.
+absl::Status Serve(MessagePlane& plane, StoreServer::Options options,
+                   absl::StatusOr<Journal*> journal = nullptr);
 
 }  // namespace thinwire
 

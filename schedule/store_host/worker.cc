@@ -1,7 +1,6 @@
 #include "schedule/store_host/worker.h"
 
 #include <algorithm>
-#include <variant>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -16,7 +15,7 @@ namespace {
 
 using Kind = StoreHead::Kind;
 
-constexpr std::chrono::milliseconds kTick{100};
+constexpr std::chrono::milliseconds kFailedClose{100};
 constexpr std::chrono::milliseconds kLook{2};
 
 std::vector<uint8_t> AsFp32(const Backend& backend, const TensorView& values) {
@@ -99,7 +98,7 @@ absl::Status StoreWorker::Close() {
   }
   // A failed store has nothing left that is worth waiting for.
   const absl::Status closed =
-      plane_->Close(Clock::now() + (failure.ok() ? options_.timeout : kTick));
+      plane_->Close(Clock::now() + (failure.ok() ? options_.timeout : kFailedClose));
   receiver_.join();
   return failure.ok() ? closed : failure;
 }
@@ -292,6 +291,7 @@ absl::Status StoreWorker::FindKey(std::string_view name, size_t* index) const {
 absl::StatusOr<StoreWorker::Use> StoreWorker::Begin(size_t index, bool pushes,
                                                     const PulledOf* pulled) {
   if (absl::Status bad = Wait(layout_.keys()[index].name); !bad.ok()) return bad;
+  if (absl::Status bad = pushes ? AwaitOthers(index) : absl::OkStatus(); !bad.ok()) return bad;
   if (absl::Status bad = AwaitRoom(); !bad.ok()) return bad;
   const Range slices = layout_.SlicesOf(index);
   const absl::MutexLock lock(&mu_);
@@ -300,10 +300,37 @@ absl::StatusOr<StoreWorker::Use> StoreWorker::Begin(size_t index, bool pushes,
   if (pushes) ++key.pushes;
   const Use use = {key.pushes, last_request_ + 1, key.residual.get()};
   if (pulled != nullptr) {
+    key.asked = key.pushes;
     key.pulls = slices.end - slices.begin;
     for (size_t i = slices.begin; i < slices.end; ++i) pulled_[++last_request_] = (*pulled)(i);
   }
   return use;
+}
+
+absl::Status StoreWorker::AwaitOthers(size_t index) {
+  const Range slices = layout_.SlicesOf(index);
+  StoreHead head{.kind = Kind::kPull, .have = StoreHead::kNoValues};
+  {
+    const absl::MutexLock lock(&mu_);
+    Key& key = keys_[index];
+    key.applied = std::max(key.applied, key.asked);  // no pull waits
+    if (options_.mode.kind != StoreMode::Kind::kSync || key.pushes - key.applied < kMostAhead) {
+      return absl::OkStatus();
+    }
+    head.number = key.pushes + 1 - kMostAhead;
+    head.request = last_request_ + 1;
+    key.applied = key.pushes;
+    key.pulls = slices.end - slices.begin;
+    for (size_t i = slices.begin; i < slices.end; ++i) pulled_[++last_request_] = {index, i, {}};
+  }
+  const bool is_sparse = layout_.keys()[index].width > 0;
+  for (size_t i = slices.begin; i < slices.end; ++i, ++head.request) {
+    head.slice = static_cast<uint32_t>(i);
+    const absl::Status bad = SendTo(ServerOf(i), std::numeric_limits<int>::max(), head,
+                                    is_sparse ? RowsBody({}, 0) : std::vector<uint8_t>());
+    if (!bad.ok()) return bad;
+  }
+  return Wait(layout_.keys()[index].name);
 }
 
 uint64_t StoreWorker::DrawsKey(const CodecSpec& spec, std::string_view key) const {
@@ -521,134 +548,6 @@ std::string StoreWorker::Describe() const {
       plane_->bytes_sent(), " bytes sent; ", AwaitedPulls(), "\n");
   if (!failure_.ok()) absl::StrAppend(&text, "failed: ", failure_.message(), "\n");
   return text;
-}
-
-void StoreWorker::Receive() {
-  while (true) {
-    absl::StatusOr<MessageEvent> event = plane_->Receive(Clock::now() + kTick);
-    CheckLost();
-    if (!event.ok()) {
-      if (absl::IsDeadlineExceeded(event.status())) continue;
-      return;  // closed
-    }
-    if (const auto* message = std::get_if<Message>(&*event)) {
-      OnMessage(*message);
-    } else {
-      OnPeer(std::get<PeerEvent>(*event));
-    }
-  }
-}
-
-void StoreWorker::OnPeer(const PeerEvent& event) {
-  const int server = event.peer - options_.workers;
-  {
-    const absl::MutexLock lock(&mu_);
-    if (is_closing_) return;
-    if (event.kind == PeerEvent::Kind::kJoined) connected_.insert(server);
-    changed_.SignalAll();
-  }
-  Resender& resender = *resenders_[static_cast<size_t>(server)];
-  if (event.kind == PeerEvent::Kind::kJoined) return resender.OnJoined();
-  if (resender.OnLost(event.reason, Clock::now())) return;
-  Fail(absl::UnavailableError(
-      absl::StrCat("worker ", rank_, " lost server ", server,
-                   " and the values that it holds: ", event.reason.message())));
-}
-
-void StoreWorker::CheckLost() {
-  for (size_t server = 0; server < resenders_.size(); ++server) {
-    const absl::Status loss = resenders_[server]->LostBefore(Clock::now() - options_.timeout);
-    if (loss.ok()) continue;
-    Fail(absl::UnavailableError(
-        absl::StrCat("worker ", rank_, " lost server ", server, ", which did not come back within ",
-                     std::chrono::duration<double>(options_.timeout).count(),
-                     " s; start it again with its ", "rank and journal: ", loss.message())));
-  }
-}
-
-void StoreWorker::OnMessage(const Message& message) {
-  const int server = message.peer - options_.workers;
-  const absl::StatusOr<StoreHead> head = StoreHead::Parse(message.head);
-  if (!head.ok()) {
-    return Fail(absl::Status(
-        head.status().code(),
-        absl::StrCat("worker ", rank_, ", server ", server, ": ", head.status().message())));
-  }
-  resenders_[static_cast<size_t>(server)]->OnAnswer(*head);
-  switch (head->kind) {
-    case Kind::kValues: return OnValues(server, *head, message.body);
-    case Kind::kStored: {
-      const absl::MutexLock lock(&mu_);
-      return changed_.SignalAll();
-    }
-    case Kind::kDone: {
-      const absl::MutexLock lock(&mu_);
-      done_[{head->slice, head->number}].insert(server);
-      if (!message.body.empty()) refusal_.assign(message.body.begin(), message.body.end());
-      return changed_.SignalAll();
-    }
-    case Kind::kWelcome: {
-      const absl::MutexLock lock(&mu_);
-      welcomes_[server] = message;
-      return changed_.SignalAll();
-    }
-    case Kind::kWork: {
-      const absl::MutexLock lock(&mu_);
-      if (head->request == work_request_) {
-        work_ = {*head, std::string(message.body.begin(), message.body.end())};
-      }
-      return changed_.SignalAll();
-    }
-    case Kind::kState: {
-      const absl::MutexLock lock(&mu_);
-      states_[head->request] = message.body;
-      return changed_.SignalAll();
-    }
-    case Kind::kError:
-      return Fail(
-          absl::Status(head->number == 0 ? absl::StatusCode::kInternal
-                                         : static_cast<absl::StatusCode>(head->number),
-                       absl::StrCat("worker ", rank_, ": ",
-                                    std::string(message.body.begin(), message.body.end()))));
-    default:
-      return Fail(absl::InvalidArgumentError(absl::StrCat("worker ", rank_, ": server ", server,
-                                                          " sent a message of kind ",
-                                                          static_cast<int>(head->kind))));
-  }
-}
-
-void StoreWorker::OnValues(int server, const StoreHead& head, Bytes body) {
-  Pulled pulled;
-  CodecSpec down;
-  DeltaReader* reader = nullptr;
-  {
-    const absl::MutexLock lock(&mu_);
-    const auto found = pulled_.find(head.request);
-    // After a failure the memory is the caller's again.
-    if (!failure_.ok() || found == pulled_.end() || found->second.slice != head.slice) return;
-    pulled = found->second;
-    keys_[pulled.key].is_written = true;
-    down = layout_.keys()[pulled.key].codec.down;
-    reader = readers_[pulled.slice].get();
-  }
-  absl::Status taken = pulled.rows != nullptr
-                           ? TakeRows(pulled, down, head.form, body)
-                           : reader->Take(head.form, head.number, head.have, body, pulled.out);
-  std::string key;
-  {
-    const absl::MutexLock lock(&mu_);
-    keys_[pulled.key].is_written = false;
-    if (taken.ok()) {
-      pulled_.erase(head.request);
-      --keys_[pulled.key].pulls;
-    } else {
-      key = layout_.keys()[pulled.key].name;
-    }
-    changed_.SignalAll();
-  }
-  if (taken.ok()) return;
-  Fail(absl::Status(taken.code(), absl::StrCat("worker ", rank_, ", server ", server, ", key '",
-                                               key, "': ", taken.message())));
 }
 
 }  // namespace thinwire

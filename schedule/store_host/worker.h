@@ -66,6 +66,9 @@ class StoreWorker {
     // faster than its link does not fill its memory.
     size_t max_queued = size_t{256} << 20;
   };
+  // In sync a push of a key waits while so many of this worker's pushes before it are not applied,
+  // since servers keep them until every worker has pushed as often.
+  static constexpr uint64_t kMostAhead = 8;
   struct Value {
     std::string key;
     TensorView values;
@@ -149,12 +152,14 @@ class StoreWorker {
   struct Key {
     std::shared_ptr<float[]> residual;  // null: the codec needs none
     uint64_t pushes = 0;
+    uint64_t asked = 0;       // pushes that the last pull follows
+    uint64_t applied = 0;     // pushes that servers have said to be applied, at least
     size_t pulls = 0;         // slices that are awaited
     bool is_written = false;  // the receiver is writing to the caller's memory
   };
   struct Pulled {
     size_t key = 0, slice = 0;
-    TensorView out;
+    TensorView out;  // without memory: only the number of updates is asked for
     // A pull of rows has them here, and `out` is for all of them; the slice has a part. Null: `out`
     // is for the slice.
     std::shared_ptr<const RowOrder> rows = nullptr;
@@ -185,6 +190,8 @@ class StoreWorker {
   // Begins a use when the key's last pull is over and there is room to send. pulled: what is
   // awaited of each slice; null: nothing.
   absl::StatusOr<Use> Begin(size_t key, bool pushes, const PulledOf* pulled);
+  // In sync, until the key's last pushes but kMostAhead are applied.
+  absl::Status AwaitOthers(size_t key);
   // The key of the random numbers that a push draws, for codecs with stochastic rounding.
   uint64_t DrawsKey(const CodecSpec& spec, std::string_view key) const;
   absl::Status CallAll(Together what, const std::vector<std::string>& bodies);
@@ -266,13 +273,18 @@ class StoreWorker {
 
 template <typename Done, typename Late>
 absl::Status StoreWorker::Await(Done done, Late late) {
-  const Deadline deadline = Clock::now() + options_.timeout + kGrace;
+  Deadline deadline = Clock::now() + options_.timeout + kGrace;
   absl::Status reason;
   {
     const absl::MutexLock lock(&mu_);
     while (failure_.ok() && !done()) {
       changed_.WaitWithTimeout(&mu_, TimeLeft(deadline));
-      if (failure_.ok() && !done() && Clock::now() >= deadline) {
+      const Deadline now = Clock::now();
+      if (!failure_.ok() || done() || now < deadline) continue;
+      if (now - deadline > kGrace / 2) {
+        // The process was stopped, and the receiver has not heard yet what came meanwhile.
+        deadline = now + kGrace;
+      } else {
         reason = absl::DeadlineExceededError(
             absl::StrCat("worker ", rank_, ": ", late(), " within ",
                          std::chrono::duration<double>(options_.timeout + kGrace).count(), " s"));

@@ -51,6 +51,17 @@ class CArguments : public testing::Test {
     change(&info);
     return tw_bucket_create(comm_, &info, &bucket_);
   }
+  tw_status Simulate(size_t numel, size_t num_layers) {
+    const tw_layer layer{numel, 1.0, 1.0};
+    tw_simulation in{};
+    in.struct_size = sizeof(in);
+    in.options = &options_;
+    in.layers = &layer;
+    in.num_layers = num_layers;
+    in.bytes_per_s = 1e9;
+    double step_s = 0;
+    return tw_simulate(&in, &step_s, nullptr);
+  }
   tw_status CreateComm(const std::function<void(tw_options*)>& change) {
     tw_options options = options_;
     change(&options);
@@ -164,6 +175,7 @@ TEST_F(CArguments, NumbersThatCantBeAreRefused) {
   ExpectRefused({
       {"count", "elements", [&] { return reduce(kMax); }},
       {"count of no bytes", "elements", [&] { return reduce(kWraps); }},
+      {"count beyond any memory", "elements", [&] { return reduce(size_t{1} << 40); }},
       {"scatter", "elements",
        [&] { return tw_reduce_scatter(x_, x_, kMax, TW_F32, TW_SUM, comm_, nullptr); }},
       {"gather", "elements", [&] { return tw_all_gather(x_, x_, kMax, TW_F32, comm_, nullptr); }},
@@ -185,6 +197,8 @@ TEST_F(CArguments, NumbersThatCantBeAreRefused) {
       {"codec's number", "codec 1", [&] { return tw_comm_codec(comm_, 1, text_, 64); }},
       {"residual's number", "residual 0",
        [&] { return tw_residual_info(comm_, 0, text_, 64, &size_); }},
+      {"a residual beyond any memory", "elements",
+       [&] { return tw_residual_set(comm_, "g", x_, x_, nullptr, size_t{1} << 40); }},
       {"residual's size", "elements",
        [&] { return tw_residual_set(comm_, "g", x_, x_, nullptr, kWraps); }},
       {"an array's size", "elements",
@@ -212,6 +226,48 @@ TEST_F(CArguments, NumbersThatCantBeAreRefused) {
          return tw_decode_mean("fp32", &in, 12, x_, 1, kMax, x_, 4, &seconds);
        }},
       {"encoded size", "elements", [&] { return tw_encoded_bytes("topk", kMax, &size_); }},
+      {"tensor that may go raw", "elements",
+       [&] { return tw_comm_goes_raw(comm_, kMax, TW_F32, &number_); }},
+      {"number of segments", "segments",
+       [&] {
+         const tw_segment of{"g", 0, 4, 4, 0, 0};
+         return tw_all_reduce_segments(x_, x_, 4, TW_F32, TW_SUM, comm_, nullptr, "g", 0, &of,
+                                       size_t{1} << 40, &work_);
+       }},
+      {"number of a bucket's segments", "segments",
+       [&] {
+         return CreateBucket([](auto* i) {
+           static const tw_segment of{"g", 0, 4, 4, 0, 0};
+           i->segments = &of;
+           i->num_segments = SIZE_MAX;
+         });
+       }},
+      {"number of absent segments", "absent",
+       [&] {
+         const uint32_t absent = 0;
+         EXPECT_EQ(CreateBucket([](auto*) {}), TW_OK) << tw_last_error();
+         const tw_status status =
+             tw_bucket_start(bucket_, x_, x_, nullptr, &absent, size_t{1} << 40);
+         tw_bucket_destroy(bucket_);
+         return status;
+       }},
+      {"number of arrays", "arrays",
+       [&] {
+         const tw_residual_array array{"g", "first", x_, 4};
+         return tw_residual_set_all(comm_, &array, kMax);
+       }},
+      {"number of arrays to get", "arrays",
+       [&] {
+         const tw_residual_array array{"g", "first", x_, 4};
+         return tw_residual_get_all(comm_, &array, size_t{1} << 40);
+       }},
+      {"number of members", "members",
+       [&] {
+         const void* in = wire_;
+         return tw_decode_mean("fp32", &in, 16, x_, kMax, 4, x_, 4, &seconds);
+       }},
+      {"number of layers", "layers", [&] { return Simulate(4, kMax); }},
+      {"a layer's size", "elements", [&] { return Simulate(kMax, 1); }},
       {"rank", "rank -1", [&] { return CreateComm([](auto* o) { o->rank = -1; }); }},
       {"size", "of 0", [&] { return CreateComm([](auto* o) { o->size = 0; }); }},
       {"timeout", "timeout -5", [&] { return CreateComm([](auto* o) { o->timeout_ms = -5; }); }},

@@ -6,6 +6,8 @@
 
 #include <climits>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
 #include <functional>
 #include <string>
 #include <thread>
@@ -295,6 +297,7 @@ TEST(CKv, WrongArgumentsAreRefused) {
   options.rank = 1;
   options.local_group = "wrong";
   options.journal = "/nowhere,bytes=none";
+  options.timeout_ms = 100;  // in which workers that come are told
   EXPECT_EQ(tw_kv_serve(&options), TW_INVALID_ARGUMENT);
   EXPECT_NE(std::string(tw_last_error()).find("durable=fsync"), std::string::npos);
   EXPECT_EQ(create([&] { options.local_group = nullptr; }), TW_INVALID_ARGUMENT);
@@ -340,6 +343,95 @@ TEST(CKv, CallsOnAStoreAreChecked) {
     EXPECT_EQ(tw_kv_pull(kv, "w", w.data(), 4, TW_F32, 0), TW_OK);
     EXPECT_EQ(tw_kv_wait(kv, nullptr), TW_OK) << tw_last_error();
   });
+}
+
+TEST(CKv, AbsurdCountsAreRefused) {
+  RunStore(1, 1, Local("absurd"), [](int, tw_kv* kv) {
+    float x[4] = {};
+    int64_t rows[2] = {};
+    const tw_kv_tensor tensors[] = {{"w", x, 4, TW_F32, 0}, {"t", x, 4, TW_F32, 2}};
+    ASSERT_EQ(tw_kv_init(kv, tensors, 2), TW_OK) << tw_last_error();
+    for (const size_t n : {SIZE_MAX, SIZE_MAX / 4 + 1, size_t{1} << 40}) {
+      const tw_kv_tensor dense = {"n", x, n, TW_F32, 0}, table = {"n", x, n, TW_BF16, n};
+      const tw_kv_tensor wide = {"n", x, 4, TW_F32, n};
+      const size_t twice = 2 * n;
+      const std::pair<const char*, tw_status> calls[] = {
+          {"init", tw_kv_init(kv, &dense, 1)},
+          {"init of a table", tw_kv_init(kv, &table, 1)},
+          {"init of wide rows", tw_kv_init(kv, &wide, 1)},
+          {"init of tensors", tw_kv_init(kv, tensors, n)},
+          {"push", tw_kv_push(kv, "w", x, n, TW_F32, 0, 1)},
+          {"pull", tw_kv_pull(kv, "w", x, n, TW_F32, 0)},
+          {"both", tw_kv_push_pull(kv, "w", x, x, n, TW_F32, 0, 1)},
+          {"push of rows", tw_kv_push_rows(kv, "t", rows, n, x, twice, TW_F32, 0, 1)},
+          {"push of a row", tw_kv_push_rows(kv, "t", rows, 1, x, n, TW_F32, 0, 1)},
+          {"pull of rows", tw_kv_pull_rows(kv, "t", rows, n, x, twice, TW_F32, 0)},
+          {"both of rows",
+           tw_kv_push_pull_rows(kv, "t", rows, 1, x, 2, rows, n, x, twice, TW_F32, 0, 1)},
+      };
+      for (const auto& [what, status] : calls) EXPECT_EQ(status, TW_INVALID_ARGUMENT) << what;
+    }
+    EXPECT_EQ(tw_kv_push(kv, "w", x, size_t{1} << 40, TW_F32, 0, 1), TW_INVALID_ARGUMENT);
+    EXPECT_NE(std::string(tw_last_error()).find("key 'w': got 1099511627776 elements, expected at"),
+              std::string::npos)
+        << tw_last_error();
+    EXPECT_EQ(tw_kv_push_pull(kv, "w", x, x, 4, TW_F32, 0, 1), TW_OK);
+    EXPECT_EQ(tw_kv_wait(kv, nullptr), TW_OK) << tw_last_error();
+  });
+}
+
+TEST(CKv, WorkersAreToldAtOnceWhyAServerHasNoJournal) {
+  for (const std::string setting : {"/proc/none", "/nowhere,bytes=none", "damaged", "no key"}) {
+    const thinwire::OwnFolder folder;
+    std::string journal = setting;
+    if (setting == "damaged") {
+      journal = folder.File("j");
+      std::filesystem::create_directory(journal);
+      std::ofstream(journal + "/server-0.journal") << std::string(1000, 'x');
+    }
+    std::vector<std::thread> threads;
+    for (int rank = 0; rank < 3; ++rank) {
+      threads.emplace_back([&, rank] {
+        tw_kv_options options;
+        tw_kv_options_init(&options);
+        options.rank = rank;
+        options.workers = 2;
+        options.store_path = folder.path().c_str();
+        options.group = "g";
+        options.journal = setting == "no key" ? nullptr : journal.c_str();
+        if (setting == "no key" && rank == 2) options.key_file = "no key";
+        const tw_status expected = setting == "damaged" ? TW_DATA_LOSS : TW_INVALID_ARGUMENT;
+        tw_kv* kv = nullptr;
+        EXPECT_EQ(rank == 2 ? tw_kv_serve(&options) : tw_kv_create(&options, &kv), expected);
+        EXPECT_NE(
+            std::string(tw_last_error()).find(rank == 2 ? "the " : "server 0 can't serve: the "),
+            std::string::npos)
+            << tw_last_error();
+        EXPECT_NE(std::string(tw_last_error()).find(journal), std::string::npos) << tw_last_error();
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+  }
+}
+
+TEST(CKv, MembersThatDisagreeOnTheirNumbersAreToldAtOnce) {
+  const thinwire::OwnFolder folder;
+  tw_kv_options options;
+  tw_kv_options_init(&options);
+  options.workers = 2;
+  options.store_path = folder.path().c_str();
+  options.group = "g";
+  options.timeout_ms = 200;
+  tw_kv* kv = nullptr;
+  EXPECT_EQ(tw_kv_create(&options, &kv), TW_TIMEOUT);  // worker 0 was there
+  options.timeout_ms = 60000;
+  options.rank = 1;
+  options.workers = 1;
+  options.servers = 2;
+  EXPECT_EQ(tw_kv_serve(&options), TW_MISMATCH);
+  EXPECT_NE(std::string(tw_last_error()).find("1 workers and 2 servers, worker 0 in one with 2 wo"),
+            std::string::npos)
+      << tw_last_error();
 }
 
 TEST(CKv, AServerThatDoesNotComeIsNamed) {

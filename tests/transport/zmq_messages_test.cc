@@ -370,7 +370,8 @@ TEST_F(ZmqMessages, RandomFramesOfMembersEndOnlyTheirOwnConnections) {
   }
 }
 
-// A peer in a process of its own: it answers, and a worker sends without end.
+// A peer in a process of its own: it answers, and a worker sends without end. Of a peer that it has
+// lost and finds again it says why.
 class Process {
  public:
   explicit Process(const ZmqOptions& options, rlim_t descriptors = 0) : pid_(fork()) {
@@ -378,8 +379,13 @@ class Process {
     const rlimit limit{.rlim_cur = descriptors, .rlim_max = descriptors};
     if (descriptors != 0) setrlimit(RLIMIT_NOFILE, &limit);
     const auto plane = StartZmqMessages(options);
+    std::string why;
     while (plane.ok()) {
       auto event = (*plane)->Receive(In(milliseconds(1)));
+      if (const auto* peer = event.ok() ? std::get_if<PeerEvent>(&*event) : nullptr) {
+        if (!why.empty()) (*plane)->Send(peer->peer, 1, why, {}).IgnoreError();
+        why = std::string(peer->reason.message());
+      }
       auto* message = event.ok() ? std::get_if<Message>(&*event) : nullptr;
       if (message != nullptr) {
         (*plane)->Send(message->peer, 0, "answer", std::move(message->body)).IgnoreError();
@@ -439,6 +445,8 @@ TEST(ZmqProcesses, AStoppedPeerIsLostAtItsDeadlineAndJoinsAgainWhenItGoesOn) {
   EXPECT_GE(Clock::now() - begin, kTimeout) << "it was heard after that";
   worker.Signal(SIGCONT);
   ExpectJoined(*server, 1);
+  const std::string why = NextMessage(*server).head;
+  EXPECT_NE(why.find("since this process was stopped"), std::string::npos) << why;
   TakeSome(*server);
 }
 

@@ -164,6 +164,19 @@ def _release(options: _library.KvOptions, thread: threading.Thread) -> None:
 
 def _meet(role: launch.StoreRole, timeout: timedelta) -> dist.Store:
     """The board on which members find each other. MXNet's scheduler stays here, and exits."""
+    try:
+        return _board(role, timeout)
+    except dist.DistError as error:
+        first = str(error).split("\n")[0]
+        kind = errors.TimeoutError if "timed out" in first.lower() else errors.UnavailableError
+        raise kind(
+            f"the store's members meet at {role.address}:{role.port} (MASTER_ADDR and MASTER_PORT, "
+            f"or DMLC_PS_ROOT_URI and DMLC_PS_ROOT_PORT), where rank 0 or the scheduler listens: "
+            f"{first}"
+        ) from error
+
+
+def _board(role: launch.StoreRole, timeout: timedelta) -> dist.Store:
     if role.rank is not None:
         if not role.joins_later:
             launch.setup()

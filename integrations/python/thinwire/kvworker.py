@@ -115,7 +115,8 @@ class KVStore:
         *,
         weight: float = 1.0,
     ) -> None:
-        """Send gradients, which may be reused at once. A higher priority goes first. Of a
+        """Send gradients, which may be reused at once. A higher priority goes first. With dist_sync
+        it waits while eight pushes of the key before it lack those of other workers. Of a
         row-sparse key the rows of a sparse tensor are sent, of which some may come twice; or those
         of a dense one that are not zero. weight: with dist_sync:quorum=k,grace=s a positive number,
         such as the samples or tokens of the gradient: an update is the mean of its pushes by
@@ -430,7 +431,11 @@ class KVStore:
         if landing is None:
             return
         self._check(self._library.tw_kv_wait(self._alive(), name.encode()))
-        del self._landings[name]
+        if self._landings.pop(name, None) is None:
+            raise InvalidArgumentError(
+                f"key '{name}': another thread has waited for it or closed the store meanwhile; "
+                "use a store from one thread"
+            )
         with torch.no_grad():
             for out in landing.outs:
                 if landing.rows is None:

@@ -83,7 +83,7 @@ def test_serve_tells_a_worker_that_it_is_none(monkeypatch, capsys):
 
 def test_ctrl_c_ends_a_server(theirs):
     own = variables(1, 2, theirs.port) | {"THINWIRE_SERVERS": "1"}
-    theirs.set("0/thinwire.kvstore/0/kv/token", b"0" * 64)
+    theirs.set("0/thinwire.kvstore/0/kv/token", b"0" * 64 + b" 1 workers and 1 servers")
     command = [sys.executable, "-m", "thinwire", "serve", "--timeout", "60"]
     with subprocess.Popen(command, env=os.environ | own) as server:
         theirs.get("0/thinwire.kvstore/0/kv/address/1")  # it listens

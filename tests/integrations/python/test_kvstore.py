@@ -1,5 +1,7 @@
 """thinwire.kvstore: MXNet's method names, optimizers on the server, processes of both launchers."""
 
+import threading
+
 import pytest
 import thinwire
 import torch
@@ -333,6 +335,30 @@ def test_wrong_calls_are_typed_errors_that_say_the_fix(kv):
     with pytest.raises(thinwire.InvalidArgumentError, match="closed"):
         kv.push("w", torch.ones(4))
     kv.close()
+
+
+def test_threads_that_wait_for_one_key_are_told_to_use_one(kv):
+    kv.init("w", torch.zeros(10))
+    out, wait = torch.zeros(10), kv._library.tw_kv_wait
+
+    class Twice:
+        """Another thread waits for the key while this one does."""
+
+        def __getattr__(self, name):
+            return getattr(library, name)
+
+        def tw_kv_wait(self, *call):
+            kv._library = library
+            thread = threading.Thread(target=kv.wait)
+            thread.start()
+            thread.join()
+            return wait(*call)
+
+    library, kv._library = kv._library, Twice()
+    kv.pushpull("w", torch.ones(10), out=out)
+    with pytest.raises(thinwire.InvalidArgumentError, match="from one thread"):
+        kv.wait()
+    assert torch.equal(out, torch.ones(10))
 
 
 def test_roles_come_from_the_environment():

@@ -306,3 +306,46 @@ def test_a_copy_of_the_model_has_its_values_and_waits_for_nothing():
         copied.state_dict()
     assert waited == [None]
     served.close()
+
+
+class Attends(torch.nn.Module):
+    """Reads a weight of a module that it does not call, and looks up rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = torch.nn.Embedding(20, 8, sparse=True)
+        self.layer = torch.nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+
+    def forward(self, ids):
+        return self.layer(self.words(ids))
+
+
+@pytest.mark.parametrize("how", ["before", "in place", "after"])
+def test_a_compiled_model_trains_as_it_does_uncompiled(how):
+    def trained(how):
+        torch.manual_seed(1)
+        model = net = Attends()
+        if how == "before":
+            model = torch.compile(net, backend="aot_eager")
+        elif how == "in place":
+            net.compile(backend="aot_eager")
+        served = ParameterServerOptimizer(
+            torch.optim.SGD(model.parameters(), lr=0.1), model, mode="local", codec=None
+        )
+        if how == "after":
+            model = torch.compile(net, backend="aot_eager")
+        for _ in range(4):
+            served.zero_grad()
+            model(torch.randint(20, (4, 3))).square().sum().backward()
+            served.step()
+        served.close()
+        return net.state_dict()
+
+    torch.testing.assert_close(trained(how), trained("not"))
+
+
+def test_a_model_that_is_one_graph_is_refused():
+    net = torch.nn.Linear(2, 1)
+    model = torch.compile(net, backend="eager", fullgraph=True)
+    with pytest.raises(thinwire.InvalidArgumentError, match="compile it without fullgraph"):
+        ParameterServerOptimizer(torch.optim.SGD(net.parameters(), lr=0.1), model, mode="local")

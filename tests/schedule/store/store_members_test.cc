@@ -1,9 +1,13 @@
 // Members of the store that are slow, lost, killed, late or come back, and the work that they
 // share.
 #include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
+#include <cstdio>
 #include <filesystem>
 #include <map>
 #include <random>
@@ -505,6 +509,43 @@ TEST(StoreTest, PushesThatDoNotLeaveAreBounded) {
   EXPECT_GE(pushes, 4);
   over.Notify();
   server.join();
+}
+
+// Its deadlines pass while it is stopped, and it hears only afterwards of what came meanwhile.
+TEST(StoreTest, AWorkerThatWasStoppedGoesOn) {
+  const pid_t child = fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    StoreRanks store{.workers = 2};
+    store.timeout = std::chrono::milliseconds(1000);  // of workers
+    absl::Status waited;
+    absl::Notification has_pushed;
+    store.serve = [&store](int) {
+      auto plane = JoinMessageHub(store.hub, RankOfServer(2, 0), {});
+      return Serve(*plane, {.workers = 2, .timeout = std::chrono::milliseconds(60000)});
+    };
+    store.Run([&](std::unique_ptr<StoreWorker>& kv) {
+      std::vector<float> w(10);
+      EXPECT_TRUE(kv->Init(std::vector<StoreWorker::Value>{{"w", View(w)}}).ok());
+      if (kv->rank() == 1) {
+        has_pushed.WaitForNotification();
+        raise(SIGSTOP);
+      }
+      EXPECT_TRUE(kv->PushPull("w", View(w), View(w), 0).ok());
+      if (kv->rank() == 0) has_pushed.Notify();
+      const absl::Status status = kv->WaitAll();
+      if (kv->rank() == 0) waited = status;
+    });
+    if (!waited.ok()) fprintf(stderr, "%s\n", waited.ToString().c_str());
+    _exit(waited.ok() && !testing::Test::HasFailure() ? 0 : 1);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, WUNTRACED), child);
+  ASSERT_TRUE(WIFSTOPPED(status));
+  std::this_thread::sleep_for(std::chrono::milliseconds(4000));
+  ASSERT_EQ(kill(child, SIGCONT), 0);
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0);
 }
 
 }  // namespace

@@ -355,6 +355,56 @@ TEST(StoreTest, WorkersThatDisagreeAreToldBothSides) {
   });
 }
 
+// Servers keep what one worker has pushed until all have, so a push waits when it is that far
+// ahead.
+TEST(StoreTest, APushWaitsForOthersThatAreTooFarBehind) {
+  for (const size_t width : {0, 4}) {
+    StoreRanks store{.workers = 2, .servers = 2};
+    absl::Mutex mu;
+    uint64_t pushed = 0;  // by worker 0
+    store.Run([&](std::unique_ptr<StoreWorker>& kv) {
+      std::vector<float> w(10000), row(4, 1.0f);
+      const int64_t rows[] = {1};
+      ASSERT_TRUE(kv->Init(std::vector<StoreWorker::Value>{{"w", View(w), width}}).ok());
+      for (uint64_t push = 1; push <= 50; ++push) {
+        if (kv->rank() == 1) {
+          const absl::MutexLock lock(&mu);
+          const auto is_ahead = [&] { return pushed >= std::min<uint64_t>(push + 7, 50); };
+          mu.Await(absl::Condition(&is_ahead));
+          EXPECT_LE(pushed, push - 1 + StoreWorker::kMostAhead);
+        }
+        std::ranges::fill(w, static_cast<float>(push));
+        ASSERT_TRUE(
+            (width == 0 ? kv->Push("w", View(w), 0) : kv->PushRows("w", rows, View(row), 0)).ok());
+        const absl::MutexLock lock(&mu);
+        if (kv->rank() == 0) ++pushed;
+      }
+      if (width > 0) return;
+      ASSERT_TRUE(kv->Pull("w", View(w), 0).ok());
+      ASSERT_TRUE(kv->WaitAll().ok());
+      EXPECT_EQ(w[0], 100.0f);
+    });
+  }
+}
+
+TEST(StoreTest, APushThatWaitsForAWorkerThatPushesNothingNamesIt) {
+  StoreRanks store{.workers = 2};
+  store.timeout = std::chrono::milliseconds(300);
+  absl::Notification failed;
+  store.Run([&](std::unique_ptr<StoreWorker>& kv) {
+    std::vector<float> w(10);
+    ASSERT_TRUE(kv->Init(std::vector<StoreWorker::Value>{{"w", View(w)}}).ok());
+    if (kv->rank() == 1) return failed.WaitForNotification();
+    absl::Status status;
+    for (int push = 0; push < 50 && status.ok(); ++push) status = kv->Push("w", View(w), 0);
+    EXPECT_TRUE(absl::IsDeadlineExceeded(status)) << status;
+    EXPECT_NE(status.message().find("key 'w' has waited 0.3 s for a push of worker 1"),
+              std::string::npos)
+        << status;
+    failed.Notify();
+  });
+}
+
 TEST(StoreTest, WrongCallsAreRefusedBeforeAnythingIsSent) {
   StoreRanks store{.workers = 1};
   store.Run([&](std::unique_ptr<StoreWorker>& kv) {

@@ -175,6 +175,7 @@ void ZmqLoop::Run() {
     // A process that was stopped itself has heard nobody, which is nobody's fault.
     if (now - last_round > limits_.timeout / 2) {
       for (auto& [peer, connection] : connections_) connection.last_heard = now;
+      was_stopped_until_ = now + limits_.timeout;
     }
     last_round = now;
 
@@ -506,6 +507,11 @@ void ZmqLoop::Join(int peer, std::string routing_id) {
 }
 
 void ZmqLoop::Lose(int peer, absl::Status reason) {
+  if (absl::IsUnavailable(reason) && Clock::now() < was_stopped_until_) {
+    reason = absl::UnavailableError(absl::StrCat(
+        reason.message(), ", since this process was stopped, and members that are silent for ",
+        limits_.timeout.count(), " ms are given up; start it again"));
+  }
   if (const auto found = connections_.find(peer); found != connections_.end()) {
     by_routing_id_.erase(found->second.routing_id);
     connections_.erase(found);

@@ -129,8 +129,9 @@ class ZmqLoop {
   std::map<int, Callee> callees_;
   std::map<int, Connection> connections_;
   std::map<std::string, int> by_routing_id_;
-  std::set<int> gone_;       // ZeroMQ does not take what is sent to them
-  Deadline asking_until_{};  // by signs of life, who is gone
+  std::set<int> gone_;            // ZeroMQ does not take what is sent to them
+  Deadline asking_until_{};       // by signs of life, who is gone
+  Deadline was_stopped_until_{};  // the process was; peers that gave it up say so until then
   uint64_t monitors_made_ = 0;
   bool leaving_ = false;
 

@@ -49,7 +49,8 @@ class ParameterServerOptimizer:
             one group, of model's parameters. Its own state stays empty. Momentum, moments and
             weight decay of row-sparse weights change only with their rows' gradients.
         model: whose parameters are float32, bfloat16 or float16, on any device. Buffers are each
-            worker's own.
+            worker's own. torch.compile makes a graph of each module then, since its forward waits
+            for values; not with fullgraph=True.
         mode: "sync", "async", "ssp:staleness=k", "sync:quorum=k,grace=s", or "local": this process
             alone (docs/how-to/parameter-server.md).
         overlap: push in backward(), and not in step().
@@ -79,6 +80,12 @@ class ParameterServerOptimizer:
             raise InvalidArgumentError(f"model is {model!r}, expected a torch.nn.Module")
         if not isinstance(overlap, bool):
             raise InvalidArgumentError(f"overlap is {overlap!r}, expected True or False")
+        if private.is_one_graph(model):
+            raise InvalidArgumentError(
+                "model is compiled with fullgraph=True, but each module's forward waits for the "
+                "values that it reads, which is no part of a graph; compile it without fullgraph"
+            )
+        model = private.uncompiled(model)
         self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self._check_group(optimizer)
         self.optimizer = optimizer
@@ -344,6 +351,7 @@ class ParameterServerOptimizer:
             self.store.push(name, gradient, priority, weight=self.weight)
             self._read.discard(name)
 
+    @private.outside_graphs
     def _before_forward(
         self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:

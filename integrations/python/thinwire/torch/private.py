@@ -82,6 +82,20 @@ def uncompiled(module: torch.nn.Module) -> torch.nn.Module:
     return getattr(module, "_orig_mod", module)
 
 
+def is_one_graph(module: torch.nn.Module) -> bool:
+    """It is what torch.compile(module, fullgraph=True) returns, which takes no hook that has to run
+    as it is. Torch 2.13 and 2.14 tell it by dynamo_ctx.fullgraph."""
+    return getattr(getattr(module, "dynamo_ctx", None), "fullgraph", False) is True
+
+
+def outside_graphs(hook: Callable[..., None]) -> Callable[..., None]:
+    """A hook of a module that torch.compile calls between graphs, as it is.
+
+    torch.compiler.disable imports torch._dynamo at once, which costs a second; torch.optim
+    decorates its methods by this one. Torch 2.13 and 2.14."""
+    return torch._disable_dynamo(hook)
+
+
 def delayed_parameters(ddp: torch.nn.parallel.DistributedDataParallel) -> list[torch.Tensor]:
     """The parameters of DDP's delay_all_reduce_named_params, which it reduces itself.
 
