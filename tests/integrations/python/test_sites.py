@@ -358,7 +358,7 @@ def mismatched(rank: int):
     model = make_mlp(width=WIDTH)
     inner = torch.optim.SGD(model.parameters(), lr=0.05)
     codec = {"0.weight": "int4", "*": "fp32"} if rank else {"2.weight": "int4", "*": "fp32"}
-    message = "use the same model, fragments, codec"
+    message = r"member 1 \('rank 1'\) has another codec than member 0"
     with (
         pytest.raises(MismatchError, match=message),
         sites.LocalSGD(sites.static(), model, inner, 1, codec=codec),

@@ -22,7 +22,7 @@ from thinwire.torch.sites.fragments import Fragment, check_apart, outers_of
 from thinwire.torch.sites.pace import Pace, SyncEvery
 from thinwire.torch.sites.round import Members, Report, Round
 from thinwire.torch.sites.rounds import Rounds
-from thinwire.torch.sites.site import ACT, BEGIN, NOTHING, Progress, Site, check_group, check_names
+from thinwire.torch.sites.site import ACT, BEGIN, NOTHING, Progress, Site, check_group
 from thinwire.torch.sites.state import pack, raw_bytes, unpack
 from thinwire.torch.sites.updates import Values, rule_of
 
@@ -122,6 +122,16 @@ class DiLoCo:
             for number, (module, outer) in enumerate(zip(fragments, outers, strict=True))
         ]
         check_apart(self._fragments)
+        self._alike = {
+            "model or model_fragments": [fragment.shapes() for fragment in self._fragments],
+            "codec": [fragment.codec.specs for fragment in self._fragments],
+            "aggregate": aggregate,
+            "secure": secure,
+            "outer_optimizer": [
+                (type(outer).__qualname__, [len(each["params"]) for each in outer.param_groups])
+                for outer in outers
+            ],
+        }
         self._pace = Pace(sync_every, len(fragments), fragment_sync_delay)
         self._inner, self._outers = inner_optimizer, list(dict.fromkeys(outers))
         self._delay, self._alpha = fragment_sync_delay, fragment_update_alpha
@@ -147,8 +157,8 @@ class DiLoCo:
         self._site: Site | None = None
         members_of_site = check_group(site_group)
         if members_of_site is not None:
-            specs = [fragment.codec.specs for fragment in self._fragments]
-            alike = f"{sync_every} {fragment_sync_delay} {fragment_update_alpha} {prox} {specs}"
+            pace = f"{sync_every} {fragment_sync_delay} {fragment_update_alpha} {prox}"
+            alike = f"{pace} {self._alike['codec']}"
             self._site = Site(members_of_site, self._fragments, settings, alike, anchors=prox > 0)
         self._leads = self._site is None or self._site.leads
         self._round_log = None if round_log is None or not self._leads else _opened(round_log)
@@ -156,8 +166,13 @@ class DiLoCo:
     # The training loop's side.
 
     def __enter__(self) -> DiLoCo:
-        """Blocks until the members have met, and have the same anchor."""
-        self._do(ACT, self._meet)
+        """Blocks until the members have met, and have the same anchor. After an error this one has
+        left them."""
+        try:
+            self._do(ACT, self._meet)
+        except BaseException:
+            self.close()
+            raise
         inner = self._inner
         self._hooks = [inner.register_step_post_hook(lambda *_: self._stepped())]
         if self._prox:
@@ -262,9 +277,6 @@ class DiLoCo:
 
     def _meet(self) -> None:
         self._rounds.meet()
-        epoch = self._rounds.epoch
-        if self._site is None:
-            check_names(epoch.names, epoch.rank)
         if self._restored:
             self._restore(self._restored)
             self._restored = []
@@ -399,6 +411,9 @@ class DiLoCo:
             for fragment, result in found["before"].items()
         }
         self._pace.steps = found["steps"]
+
+    def alike(self) -> dict[str, Any]:
+        return self._alike
 
     def since(self) -> int:
         return self._pace.since

@@ -60,6 +60,10 @@ class Fragment:
         self._kept: _Kept | None = None
         self.mark = 0.0  # the work of this member when its last round began
 
+    def shapes(self) -> dict[str, tuple[torch.dtype, list[int]]]:
+        """The parameters' dtypes and shapes."""
+        return {name: (p.dtype, list(p.shape)) for name, p in self.parameters.items()}
+
     def copy(self) -> dict[str, torch.Tensor]:
         """The parameters, on the host."""
         return {n: p.detach().to("cpu", copy=True) for n, p in self.parameters.items()}

@@ -27,7 +27,14 @@ import torch.distributed as dist
 
 from thinwire import errors
 from thinwire.torch.group import count_user
-from thinwire.torch.sites.meeting import Epoch, EpochGroup, EpochStore, have_most, unless_lost
+from thinwire.torch.sites.meeting import (
+    Epoch,
+    EpochGroup,
+    EpochStore,
+    address_towards,
+    have_most,
+    unless_lost,
+)
 
 _log = logging.getLogger("thinwire")
 
@@ -400,11 +407,9 @@ class LighthouseMembers:
 def _address_towards(address: str) -> str:
     """This machine's address on the interface that leads to the Lighthouse."""
     host, _, port = address.partition("://")[2].rstrip("/").rpartition(":")
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect((host, int(port)))  # sends nothing
-        except (OSError, ValueError) as error:
-            raise errors.InvalidArgumentError(
-                f"address is {address!r}, expected http://host:port of a Lighthouse ({error})"
-            ) from None
-        return probe.getsockname()[0]
+    try:
+        return address_towards(host, int(port))
+    except (OSError, ValueError) as error:
+        raise errors.InvalidArgumentError(
+            f"address is {address!r}, expected http://host:port of a Lighthouse ({error})"
+        ) from None

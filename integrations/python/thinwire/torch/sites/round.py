@@ -76,6 +76,11 @@ class Model(Protocol):
 
     def load(self, state: bytes, keep_steps: bool) -> None: ...
 
+    def alike(self) -> dict[str, Any]:
+        """Return what members must have alike to train together, by the argument's name. It does
+        not change."""
+        ...
+
     def since(self) -> int:
         """Return the steps since the last round began."""
         ...

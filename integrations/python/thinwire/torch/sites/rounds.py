@@ -58,12 +58,13 @@ from thinwire.torch.sites.updates import Rule, UpdateCodec, Values, mean
 
 _log = logging.getLogger("thinwire")
 
-# Round, fragment, whether somebody waits to come in, weight, seconds of a round and of a step,
-# digest of the codecs.
-_HEADER = struct.Struct("<QIIdddQ16x")
+# Round, fragment, whether somebody waits to come in, weight, seconds of a round and of a step.
+_HEADER = struct.Struct("<QIIddd24x")
 # Rounds committed, digest of the last one, whether it has the group's state, digest of the next
-# round's result (zeros: not there), rounds begun, steps since, whether sums are secure.
-_STATUS = struct.Struct("<Q16sI16sQQ?")
+# round's result (zeros: not there), rounds begun, steps since.
+_STATUS = struct.Struct("<Q16sI16sQQ")
+_ALIKE = struct.Struct("<Q")  # behind a status: a digest of each thing that all have alike
+_PLACE = 96  # bytes of a member's place, in words
 _SIZE = struct.Struct("<Q16s")  # of a state, and its digest
 _DIGEST = 16
 _ABSENT = b"\xff" * _DIGEST  # in a status: others made the next round without this member
@@ -198,7 +199,7 @@ class Rounds:
         one.gathers, one.attempt = [], None
         header = _HEADER.pack(
             one.number, one.fragment, self._members.wants_change(), one.weight,
-            *self._model.measured(), _short(repr(one.codec.specs).encode()),
+            *self._model.measured(),
         )  # fmt: skip
         meeting = self._meeting
         if self._masks is not None or one.in_two_hops:
@@ -404,6 +405,9 @@ class Rounds:
             if one.digest == _ABSENT:
                 one.digest = NO_DIGEST
         told, furthest, sources = self._tell_status(meeting)
+        known = any(each[2] for each in told)
+        _check_alike(meeting.epoch, sources[0], [each[6] for each in told], known)
+        _check_names(meeting, [each[2] for each in told])
         # A member may have all votes of a round that another lacks, but not of two.
         last = (furthest - 1, told[sources[0]][1])
         behind = [rank for rank, each in enumerate(told) if each[2] and (each[0], each[3]) == last]
@@ -439,17 +443,15 @@ class Rounds:
     def _tell_status(self, meeting: Meeting) -> tuple[list[tuple], int, list[int]]:
         """Return what each member tells, how many rounds are committed, and by whom."""
         result = self._open[0].digest if self._open else NO_DIGEST
-        secure = self._rule is None
         mine = _STATUS.pack(
-            self.committed, self._last, self._known, result, self.begun, self._model.since(), secure
+            self.committed, self._last, self._known, result, self.begun, self._model.since()
         )
-        told = [_STATUS.unpack(each) for each in meeting.tell("status", mine)]
-        for rank, each in enumerate(told):
-            if each[6] != secure:
-                raise errors.MismatchError(
-                    f"member {rank} ('{meeting.epoch.names[rank]}') has secure={each[6]}, expected "
-                    f"{secure} as this member; pass the same secure= on all members"
-                )
+        alike = self._model.alike()
+        mine += b"".join(_ALIKE.pack(_short(repr(each).encode())) for each in alike.values())
+        told = []
+        for each in meeting.tell("status", mine):
+            digests = _ALIKE.iter_unpack(each[_STATUS.size :])
+            told.append((*_STATUS.unpack_from(each), dict(zip(alike, digests, strict=True))))
         knowing = [rank for rank, each in enumerate(told) if each[2] and each[3] != _ABSENT]
         furthest = max((told[rank][0] for rank in knowing), default=0)
         return told, furthest, [rank for rank in knowing if told[rank][0] == furthest] or [0]
@@ -612,14 +614,57 @@ def _check_secure(epoch: Epoch) -> None:
         )
 
 
+def _check_alike(epoch: Epoch, one: int, told: list[dict], known: bool) -> None:
+    """MismatchError on members that are unlike member `one`, and on all if none has trained. told:
+    digests of what is to be alike, by member. known: some have the group's state, and go on."""
+    for rank, name in enumerate(epoch.names):
+        if other := [what for what, digest in told[rank].items() if digest != told[one][what]]:
+            _refuse(
+                errors.MismatchError(
+                    f"member {rank} ('{name}') has another {', '.join(other)} than member {one} "
+                    f"('{epoch.names[one]}'); pass the same on all members"
+                ),
+                rank == epoch.rank or not known,
+            )
+
+
+def _check_names(meeting: Meeting, known: list[bool]) -> None:
+    """InvalidArgumentError on members whose name another one has, but for one that has trained.
+    known: whether each has the group's state."""
+    names = meeting.epoch.names
+    if len(set(names)) == len(names):
+        return
+    mine = meeting.place().encode()[:_PLACE].ljust(_PLACE)
+    places = [each.decode(errors="replace").strip() for each in meeting.tell("place", mine)]
+    for name, count in Counter(names).items():
+        of_name = [rank for rank in range(len(names)) if names[rank] == name]
+        first = next((rank for rank in of_name if known[rank]), None)
+        if count > 1:
+            _refuse(
+                errors.InvalidArgumentError(
+                    f"{count} members have the name '{name}', at "
+                    f"{' and '.join(places[rank] for rank in of_name)}; give each a name of its "
+                    "own, or, if they are ranks of one site, pass "
+                    "site_group=torch.distributed.group.WORLD"
+                ),
+                not any(known) or (meeting.epoch.rank in of_name and meeting.epoch.rank != first),
+            )
+
+
+def _refuse(error: errors.Error, here: bool) -> None:
+    """Raises the error if this member is meant. Else it goes on, when those who are have left."""
+    if here:
+        raise error
+    _log.warning("%s", error)
+
+
 def _check_heads(heads: list[tuple], epoch: Epoch) -> None:
     mine = heads[epoch.rank]
     for rank, head in enumerate(heads):
-        if (head[0], head[1], head[6]) != (mine[0], mine[1], mine[6]):
+        if head[:2] != mine[:2]:
             raise errors.MismatchError(
-                f"member {rank} ('{epoch.names[rank]}') is in round {head[0]}, fragment {head[1]}, "
-                f"codecs {head[6]:016x}; expected round {mine[0]}, fragment {mine[1]}, codecs "
-                f"{mine[6]:016x}; use the same model, fragments, codec and sync_every"
+                f"member {rank} ('{epoch.names[rank]}') is in round {head[0]}, fragment {head[1]}; "
+                f"expected round {mine[0]}, fragment {mine[1]}; use the same sync_every"
             )
         if not (math.isfinite(head[3]) and head[3] >= 0):
             raise errors.MismatchError(
