@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 import datetime
 import json
+import resource
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from ranks import run
 from thinwire.errors import InvalidArgumentError, MismatchError
 from thinwire.torch import sites
 from thinwire.torch.sites import updates
+from thinwire.torch.sites.round import Report, RoundLog
 from thinwire.torch.sites.state import pack, unpack
 from thinwire.torch.sites.updates import rule_of
 from torch.distributed.algorithms.model_averaging.averagers import (
@@ -343,6 +345,78 @@ def test_the_sum_of_residuals_is_kept_in_another_world(saved, world):
     assert any(kept["0.weight"].abs().max() > 0 for kept in found)
 
 
+def state_of(local: sites.LocalSGD) -> dict:
+    """A state dict with a round under way and a result."""
+    state = local.state_dict()
+    numel = {name: values.numel() for name, values in state["residuals"][0].items()}
+    state["before"] = {0: {name: torch.zeros(n) for name, n in numel.items()}}
+    update = len(b"".join(local._fragments[0].codec.nothing()))
+    state["open"] = [
+        {"bytes": torch.zeros(update, dtype=torch.uint8), "residuals": {}, "weight": 0.0, "left": 1,
+         "at_begin": None}
+    ]  # fmt: skip
+    return state
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda s: s.pop("marks"), r"saved lacks the keys \['marks'\], and has the keys \[\]"),
+        (lambda s: s.update(more=1), r"lacks the keys \[\], and has the keys \['more'\]"),
+        (lambda s: s.update(rounds="3"), r"saved\['rounds'\] is '3', expected a number"),
+        (lambda s: s.update(marks=[]), r"saved\['marks'\] has 0 entries, expected 1"),
+        (
+            lambda s: s["anchors"][0].pop("0.weight"),
+            r"\['anchors'\]\[0\] lacks the keys \['0.weight'",
+        ),
+        (
+            lambda s: s["residuals"][0].update({"0.bias": torch.zeros(3)}),
+            r"\['0.bias'\] has shape \[3\] and torch.float32, expected \[64\]",
+        ),
+        (
+            lambda s: s["anchors"][0].update({"0.bias": torch.zeros(64).bfloat16()}),
+            r"\['0.bias'\] has shape \[64\] and torch.bfloat16, expected \[64\] and torch.float32",
+        ),
+        (lambda s: s["outer"][0].pop("state"), r"outer optimizer 0 is not one of this SGD"),
+        (lambda s: s.update(outer=[]), r"saved\['outer'\] has 0 entries"),
+        (lambda s: s.update(before=[]), r"saved\['before'\] is \[\], expected a dict"),
+        (lambda s: s["before"][0].pop("0.bias"), r"\['before'\]\[0\] lacks the keys \['0.bias'\]"),
+        (
+            lambda s: s["before"].update({5: s["before"][0]}),
+            r"\['before'\]\[5\] lacks the keys \[\]",
+        ),
+        (lambda s: s["open"][0].pop("left"), r"\['open'\]\[0\] lacks the keys \['left'\]"),
+        (
+            lambda s: s["open"][0].update(bytes=torch.zeros(1, dtype=torch.uint8)),
+            r"\['open'\]\[0\]\['bytes'\] has shape \[1\]",
+        ),
+        (
+            lambda s: s["open"][0].update(residuals={"0.bias": torch.zeros(64)}),
+            r"\['open'\]\[0\]\['residuals'\] lacks the keys",
+        ),
+    ],
+)
+def test_a_state_dict_that_does_not_fit_is_named(spoil, message):
+    model = make_mlp(width=WIDTH)
+    local = sites.LocalSGD(sites.static(), model, torch.optim.SGD(model.parameters(), lr=0.1), 2)
+    local.load_state_dict(state_of(local))
+    state = state_of(local)
+    spoil(state)
+    with pytest.raises(InvalidArgumentError, match=message):
+        local.load_state_dict(state)
+
+
+def test_state_dicts_of_one_moment_are_loaded_together():
+    model = make_mlp(width=WIDTH)
+    local = sites.LocalSGD(sites.static(), model, torch.optim.SGD(model.parameters(), lr=0.1), 2)
+    later = local.state_dict() | {"rounds": 4}
+    with pytest.raises(InvalidArgumentError, match="after 0 and 4 rounds"):
+        local.load_state_dict([local.state_dict(), later])
+    averager = sites.PeriodicModelAverager(2)
+    with pytest.raises(InvalidArgumentError, match=r"saved lacks the keys \['step', 'kept'\]"):
+        averager.load_state_dict({})
+
+
 def different_weights(rank: int):
     model = make_mlp(seed=rank, width=WIDTH)
     inner = torch.optim.SGD(model.parameters(), lr=0.05)
@@ -444,6 +518,41 @@ def test_the_log_of_rounds_has_a_line_for_each_and_is_the_same_on_all(tmp_path):
     assert set(lines[0]) == {
         "number", "fragment", "members", "weights", "norms", "cosines", "digest"
     }  # fmt: skip
+
+
+def test_a_log_on_a_full_disk_is_one_warning_and_goes_on_when_there_is_space(tmp_path):
+    """Files may have 64 bytes, and later more."""
+    path = tmp_path / "rounds.jsonl"
+    log = RoundLog(path)
+    reports = [Report(n, 0, ("a",), (1.0,), (1.0,), (1.0,), "00", 0.0, 0, ()) for n in range(4)]
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (64, limits[1]))
+    try:
+        with pytest.warns(UserWarning, match="training goes on; make space") as warned:
+            log.write(reports[0])
+            log.write(reports[1])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert len(warned) == 1
+    log.write(reports[2])
+    log.close()
+    assert path.read_text() == "".join(report.as_line() for report in reports[:3])
+
+
+def logged_on_a_full_disk(rank: int):
+    model = make_mlp(width=WIDTH)
+    inner = torch.optim.SGD(model.parameters(), lr=0.05)
+    with (
+        pytest.warns(UserWarning, match="round_log '/dev/full' cannot be written"),
+        sites.LocalSGD(sites.static(), model, inner, 2, round_log="/dev/full") as local,
+    ):
+        for number in range(4):
+            step(model, inner, number, rank)
+    return local.rounds
+
+
+def test_a_full_disk_ends_no_training():
+    assert run(logged_on_a_full_disk) == [2, 2]
 
 
 def updates_of(members: int, numel: int = 1000):

@@ -7,7 +7,7 @@ import math
 import os
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import IO, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -20,10 +20,10 @@ from thinwire.torch.exchange.rules import DEFAULT, Codec
 from thinwire.torch.sites import secure as secure_sums
 from thinwire.torch.sites.fragments import Fragment, check_apart, outers_of
 from thinwire.torch.sites.pace import Pace, SyncEvery
-from thinwire.torch.sites.round import Members, Report, Round
+from thinwire.torch.sites.round import Members, Report, Round, RoundLog
 from thinwire.torch.sites.rounds import Rounds
 from thinwire.torch.sites.site import ACT, BEGIN, NOTHING, Progress, Site, check_group
-from thinwire.torch.sites.state import pack, raw_bytes, unpack
+from thinwire.torch.sites.state import check_like, pack, raw_bytes, unpack
 from thinwire.torch.sites.updates import Values, rule_of
 
 _FORMAT = 1
@@ -71,7 +71,7 @@ class DiLoCo:
             the site's others, and the other sites go on. None: each rank is a member of its own.
         round_log: a file that gets a line of JSON for each committed round, as it is committed:
             number, fragment, members, weights, norms, cosines and digest, which are equal on all
-            members. It is appended to, also after a restart.
+            members. It is appended to, also after a restart. A full disk is a warning.
         options: those of the connections, such as timeout_s and interface: thinwire.torch.Options.
 
     Raises:
@@ -161,7 +161,7 @@ class DiLoCo:
             alike = f"{pace} {self._alike['codec']}"
             self._site = Site(members_of_site, self._fragments, settings, alike, anchors=prox > 0)
         self._leads = self._site is None or self._site.leads
-        self._round_log = None if round_log is None or not self._leads else _opened(round_log)
+        self._round_log = None if round_log is None or not self._leads else RoundLog(round_log)
 
     # The training loop's side.
 
@@ -340,7 +340,7 @@ class DiLoCo:
         self._at_begin.pop(one.number, None)
         self.reports.append(one.report)
         if self._round_log is not None:
-            self._round_log.write(one.report.as_line())
+            self._round_log.write(one.report)
         self._pace.ended(one.report.seconds)
         self._pace.settle(one.report.measured)
 
@@ -394,18 +394,16 @@ class DiLoCo:
         self._at_begin.clear()
 
     def _load_shared(self, found: Mapping[str, Any]) -> None:
-        anchors = found["anchors"]
-        sizes = [{n: list(t.shape) for n, t in f.anchor.items()} for f in self._fragments]
-        got = [{n: list(t.shape) for n, t in anchor.items()} for anchor in anchors]
-        if got != sizes:
-            raise InvalidArgumentError(
-                f"the state has parameters {got}, expected {sizes}; use the same model and "
-                "fragments"
-            )
-        for fragment, anchor in zip(self._fragments, anchors, strict=True):
+        for fragment, anchor in zip(self._fragments, found["anchors"], strict=True):
             fragment.anchor = {name: anchor[name].clone() for name in fragment.anchor}
-        for outer, kept in zip(self._outers, found["outer"], strict=True):
-            outer.load_state_dict(kept)
+        for number, (outer, kept) in enumerate(zip(self._outers, found["outer"], strict=True)):
+            try:
+                outer.load_state_dict(kept)
+            except (AttributeError, KeyError, TypeError, ValueError) as error:
+                raise InvalidArgumentError(
+                    f"the state of outer optimizer {number} is not one of this "
+                    f"{type(outer).__name__}: {error!r}; use the same outer_optimizer"
+                ) from None
         self._rounds.before = {
             fragment: {name: values.clone() for name, values in result.items()}
             for fragment, result in found["before"].items()
@@ -495,6 +493,8 @@ class DiLoCo:
             raise wrong("saved", saved, "at least one state dict")
         first = dicts[0]
         if not self._leads:
+            counts = {key: 0 for key in ("rounds", "since", "steps", "work")}
+            check_like("saved", {key: first[key] for key in counts if key in first}, counts)
             self._rounds.resume(first["rounds"])
             self._pace.since, self._pace.steps = first["since"], first["steps"]
             self._work = first["work"] if "site_rank" in first else 0.0
@@ -505,12 +505,38 @@ class DiLoCo:
                     f"saved is the state dict of rank {one['site_rank']} of a site, which only "
                     "counts; load that of the site's first rank"
                 )
+            self._check_saved(one)
+            if one["rounds"] != first["rounds"]:
+                raise InvalidArgumentError(
+                    f"saved has state dicts after {first['rounds']} and {one['rounds']} rounds, "
+                    "expected those of one moment; load what all members saved after the same step"
+                )
         self._load_shared(first)
         self._rounds.resume(first["rounds"])
         self._pace.since, self._work = first["since"], first["work"]
         for fragment, mark in zip(self._fragments, first["marks"], strict=True):
             fragment.mark = mark
         self._restored, self._restored_own = dicts, isinstance(saved, Mapping)
+
+    def _check_saved(self, one: Mapping[str, Any]) -> None:
+        """InvalidArgumentError unless it is a state dict of the same fragments and options."""
+        like = self.state_dict() | {"outer": [None] * len(self._outers)}
+        check_like("saved", one, like | {"before": None, "open": None})
+        check_kind("saved['before']", one["before"], Mapping, "a dict")
+        check_kind("saved['open']", one["open"], list, "a list")
+        results = {number: fragment.residuals for number, fragment in enumerate(self._fragments)}
+        for number, result in one["before"].items():
+            like = results.get(number, {}) if result else {}
+            check_like(f"saved['before'][{number!r}]", result, like)
+        for at, each in enumerate(one["open"]):
+            path = f"saved['open'][{at}]"
+            fragment = self._fragments[(one["rounds"] + at) % len(self._fragments)]
+            update = torch.frombuffer(bytearray().join(fragment.codec.nothing()), dtype=torch.uint8)
+            like = {"bytes": update, "residuals": None, "weight": 0, "left": 0, "at_begin": None}
+            check_like(path, each, like)
+            lost, begun = each["residuals"], each["at_begin"]
+            check_like(f"{path}['residuals']", lost, fragment.residuals if lost else {})
+            check_like(f"{path}['at_begin']", begun, None if begun is None else fragment.anchor)
 
     def _restore(self, dicts: list[Mapping[str, Any]]) -> None:
         """The residuals and open rounds of state dicts, now that this member's rank is known."""
@@ -582,16 +608,6 @@ class LocalSGD(DiLoCo):
         check_kind("model", model, torch.nn.Module, "a torch.nn.Module")
         outer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=1.0)
         super().__init__(members, [model], optimizer, outer, sync_every, **options)
-
-
-def _opened(path: str | os.PathLike[str]) -> IO[str]:
-    """A file that is appended to, and has each line as soon as it is written."""
-    try:
-        return open(path, "a", buffering=1, encoding="utf-8")
-    except (OSError, TypeError) as error:
-        raise InvalidArgumentError(
-            f"round_log is {path!r}, expected a file that can be appended to ({error})"
-        ) from None
 
 
 def _is_finite(value: object) -> bool:
