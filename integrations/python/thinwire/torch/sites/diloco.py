@@ -228,6 +228,11 @@ class DiLoCo:
         with torch.no_grad():
             for fragment in self._fragments:
                 for name, p in fragment.parameters.items():
+                    if p.grad is not None and p.grad.is_sparse:
+                        raise InvalidArgumentError(
+                            f"prox={self._prox} with the sparse gradient of '{name}', which it "
+                            "would make dense; use sparse=False, or no prox"
+                        )
                     if p.grad is not None:
                         p.grad.add_(p - fragment.anchor[name].to(p.device), alpha=self._prox)
 
@@ -286,6 +291,7 @@ class DiLoCo:
         if len(self._rounds.open) == len(self._fragments):
             self._end()  # a fragment has one round at a time
         fragment = self._fragments[self._rounds.begun % len(self._fragments)]
+        fragment.check()
         weight = self._work - fragment.mark if self._weight is None else self._weight
         fragment.mark = self._work
         residuals: Values = {}  # whole when Rounds has taken all pieces
