@@ -105,7 +105,8 @@ def test_a_member_whose_parameters_are_not_finite_leaves_before_it_spoils_all():
     (kind, _, finite), (other, message, _) = run(spoiled)
     assert (kind, finite) == (errors.PeerLostError, True)
     assert other is errors.InvalidArgumentError
-    assert "['0.weight', " in message and "of this member have elements that are not finite" in message
+    assert "['0.weight', " in message
+    assert "of this member have elements that are not finite" in message
 
 
 def replaced(model: torch.nn.Sequential) -> None:
