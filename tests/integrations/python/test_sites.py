@@ -657,6 +657,17 @@ def test_a_state_comes_back_and_equal_states_have_equal_bytes():
         unpack(b"\x05\0\0\0\0\0\0\0{bad}")
 
 
+def outer_of(model: torch.nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.7)
+
+
+def alone(model: torch.nn.Module) -> sites.LocalSGD:
+    """The only member."""
+    inner = torch.optim.SGD(model.parameters(), lr=0.05)
+    members = sites.join(torch.distributed.HashStore(), "basel", min_members=1)
+    return sites.LocalSGD(members, model, inner, 4)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -677,7 +688,7 @@ def test_what_cannot_be_is_refused(options, message):
     model = make_mlp(width=WIDTH)
     inner = torch.optim.SGD(model.parameters(), lr=0.05)
     with pytest.raises(InvalidArgumentError, match=message):
-        sites.DiLoCo(sites.static(), [model[0], model[2:]], inner, inner, **options)
+        sites.DiLoCo(sites.static(), [model[0], model[2:]], inner, outer_of(model), **options)
 
 
 def test_an_outer_optimizer_has_all_parameters():
@@ -703,6 +714,10 @@ def test_calls_that_cannot_be_are_refused():
             sites.join(torch.distributed.HashStore(), "site", **options)
     with pytest.raises(InvalidArgumentError, match="outside the `with`"):
         local.sync()
+    with pytest.raises(InvalidArgumentError, match="outer_optimizer is the inner_optimizer"):
+        sites.DiLoCo(sites.static(), [model], inner, inner, 4)
+    with pytest.raises(InvalidArgumentError, match="in a `with` already"), alone(model) as local:
+        local.__enter__()
 
 
 def test_fragments_have_no_parameter_in_common():

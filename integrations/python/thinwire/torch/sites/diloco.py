@@ -133,6 +133,11 @@ class DiLoCo:
             ],
         }
         self._pace = Pace(sync_every, len(fragments), fragment_sync_delay)
+        if inner_optimizer in outers:
+            raise InvalidArgumentError(
+                "outer_optimizer is the inner_optimizer, whose steps would begin rounds within "
+                "rounds; make one of its own, of the same parameters"
+            )
         self._inner, self._outers = inner_optimizer, list(dict.fromkeys(outers))
         self._delay, self._alpha = fragment_sync_delay, fragment_update_alpha
         self._weight, self._prox, self._decay = weight, prox, decay
@@ -168,6 +173,8 @@ class DiLoCo:
     def __enter__(self) -> DiLoCo:
         """Blocks until the members have met, and have the same anchor. After an error this one has
         left them."""
+        if self._hooks:
+            raise InvalidArgumentError("this DiLoCo is in a `with` already, and would count twice")
         try:
             self._do(ACT, self._meet)
         except BaseException:
