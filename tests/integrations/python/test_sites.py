@@ -678,6 +678,8 @@ def alone(model: torch.nn.Module) -> sites.LocalSGD:
         ({"sync_every": 4, "fragment_update_alpha": -1}, "fragment_update_alpha is -1"),
         ({"sync_every": 4, "weight": 0.0}, "weight is 0.0"),
         ({"sync_every": 4, "weight": float("inf")}, "weight is inf"),
+        ({"sync_every": 4, "prox": -(10**400)}, "prox is -1000"),
+        ({"sync_every": 4, "decay": "1"}, "decay is '1'"),
         ({"sync_every": 4, "prox": float("nan")}, "prox is nan"),
         ({"sync_every": 4, "codec": "int5"}, "int5"),
         ({"sync_every": "often"}, "steps, a timedelta or an Overhead"),
@@ -709,7 +711,15 @@ def test_calls_that_cannot_be_are_refused():
     local.saw(torch.tensor(8))
     with pytest.raises(InvalidArgumentError, match="saved is None"):
         local.load_state_dict(None)
-    for options in ({"timeout_s": "5"}, {"beat_s": -1}, {"dead_s": None}, {"allow_split": "x"}):
+    with pytest.raises(InvalidArgumentError, match="share is '5%'"):
+        sites.Overhead("5%")
+    for options in (
+        {"timeout_s": float("inf")},
+        {"timeout_s": "5"},
+        {"beat_s": -1},
+        {"dead_s": None},
+        {"allow_split": "x"},
+    ):
         with pytest.raises(InvalidArgumentError, match=f"{next(iter(options))} is"):
             sites.join(torch.distributed.HashStore(), "site", **options)
     with pytest.raises(InvalidArgumentError, match="outside the `with`"):

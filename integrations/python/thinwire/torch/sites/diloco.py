@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch.optim.optimizer import Optimizer
 
 from thinwire import config
-from thinwire.arguments import check_flag, check_kind, is_number, wrong
+from thinwire.arguments import check_flag, check_kind, is_finite, wrong
 from thinwire.errors import InvalidArgumentError
 from thinwire.torch.exchange.rules import DEFAULT, Codec
 from thinwire.torch.sites import secure as secure_sums
@@ -108,9 +108,9 @@ class DiLoCo:
         _check_share("decay", decay)
         if fragment_update_alpha != "rebase":
             _check_share("fragment_update_alpha", fragment_update_alpha)
-        if weight is not None and not (_is_finite(weight) and weight > 0):
+        if weight is not None and not (is_finite(weight) and weight > 0):
             raise wrong("weight", weight, "a number above 0, or None")
-        if not (_is_finite(prox) and prox >= 0):
+        if not (is_finite(prox) and prox >= 0):
             raise wrong("prox", prox, "a number from 0 on")
         check_flag("secure", secure)
         if secure:
@@ -623,10 +623,6 @@ class LocalSGD(DiLoCo):
         super().__init__(members, [model], optimizer, outer, sync_every, **options)
 
 
-def _is_finite(value: object) -> bool:
-    return is_number(value) and math.isfinite(value)
-
-
 def _check_share(name: str, value: object) -> None:
-    if not isinstance(value, (int, float)) or not 0 <= value <= 1:
-        raise InvalidArgumentError(f"{name} is {value!r}, expected 0 to 1")
+    if not (is_finite(value) and 0 <= value <= 1):
+        raise wrong(name, value, "a number from 0 to 1")

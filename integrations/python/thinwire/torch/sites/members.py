@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch.distributed as dist
 
 from thinwire import errors
-from thinwire.arguments import check_flag, check_whole, is_number, wrong
+from thinwire.arguments import check_flag, check_whole, is_finite, wrong
 from thinwire.torch import group
 from thinwire.torch.sites.lighthouse_members import LighthouseMembers
 from thinwire.torch.sites.meeting import Epoch
@@ -94,7 +94,7 @@ def join(
     check_whole("min_members", min_members, 1)
     check_flag("allow_split", allow_split)
     for what, value in (("timeout_s", timeout_s), ("beat_s", beat_s), ("dead_s", dead_s)):
-        if not (is_number(value) and value > 0):
+        if not (is_finite(value) and value > 0):
             raise wrong(what, value, "a number of seconds above 0")
     if not beat_s < dead_s:
         raise errors.InvalidArgumentError(
