@@ -7,6 +7,7 @@ import copy
 import datetime
 import json
 import resource
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -678,6 +679,7 @@ def alone(model: torch.nn.Module) -> sites.LocalSGD:
         ({"sync_every": 4, "fragment_update_alpha": -1}, "fragment_update_alpha is -1"),
         ({"sync_every": 4, "weight": 0.0}, "weight is 0.0"),
         ({"sync_every": 4, "weight": float("inf")}, "weight is inf"),
+        ({"sync_every": 4, "weight": 1e300}, "weight is 1e"),
         ({"sync_every": 4, "prox": -(10**400)}, "prox is -1000"),
         ({"sync_every": 4, "decay": "1"}, "decay is '1'"),
         ({"sync_every": 4, "prox": float("nan")}, "prox is nan"),
@@ -705,7 +707,7 @@ def test_calls_that_cannot_be_are_refused():
     model = make_mlp(width=WIDTH)
     inner = torch.optim.SGD(model.parameters(), lr=0.05)
     local = sites.LocalSGD(sites.static(), model, inner, 4)
-    for samples in (-1, float("nan"), float("inf"), "8", None, torch.ones(2)):
+    for samples in (-1, 1e300, float("nan"), float("inf"), "8", None, torch.ones(2)):
         with pytest.raises(InvalidArgumentError, match="samples is"):
             local.saw(samples)
     local.saw(torch.tensor(8))
@@ -713,6 +715,21 @@ def test_calls_that_cannot_be_are_refused():
         local.load_state_dict(None)
     with pytest.raises(InvalidArgumentError, match="share is '5%'"):
         sites.Overhead("5%")
+    for fragments in (model[0], None, [], [None], 3, "model"):
+        with pytest.raises(InvalidArgumentError, match=r"model_fragments is .*such as"):
+            sites.DiLoCo(sites.static(), fragments, inner, outer_of(model), 4)
+    for outer in (None, 3, [], [None]):
+        with pytest.raises(InvalidArgumentError, match="outer_optimizer is"):
+            sites.DiLoCo(sites.static(), [model], inner, outer, 4)
+    with pytest.raises(InvalidArgumentError, match="parameters that are trained"):
+        sites.LocalSGD(sites.static(), torch.nn.ReLU(), inner, 4)
+    for name in ("", "a\0", "\udc80", None):
+        with pytest.raises(InvalidArgumentError, match="name is"):
+            sites.join(torch.distributed.HashStore(), name)
+    with pytest.raises(InvalidArgumentError, match="key_file is 3"):
+        sites.join(torch.distributed.HashStore(), "basel", key_file=3)
+    path = sites.join(torch.distributed.HashStore(), "basel", key_file=Path("/key")).key_file
+    assert path == "/key"
     for options in (
         {"timeout_s": float("inf")},
         {"timeout_s": "5"},

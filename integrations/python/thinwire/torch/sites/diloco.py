@@ -6,7 +6,7 @@ import dataclasses
 import math
 import os
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from thinwire.torch.exchange.rules import DEFAULT, Codec
 from thinwire.torch.sites import secure as secure_sums
 from thinwire.torch.sites.fragments import Fragment, check_apart, outers_of
 from thinwire.torch.sites.pace import Pace, SyncEvery
-from thinwire.torch.sites.round import Members, Report, Round, RoundLog
+from thinwire.torch.sites.round import MOST_WORK, Members, Report, Round, RoundLog
 from thinwire.torch.sites.rounds import Rounds
 from thinwire.torch.sites.site import ACT, BEGIN, NOTHING, Progress, Site, check_group
 from thinwire.torch.sites.state import check_like, pack, raw_bytes, unpack
@@ -102,14 +102,14 @@ class DiLoCo:
         if not all(hasattr(members, name) for name in ("meet", "wants_change", "close")):
             raise wrong("members", members, "static() or join()")
         check_kind("inner_optimizer", inner_optimizer, Optimizer, "a torch.optim.Optimizer")
-        fragments = list(model_fragments)
+        fragments = _modules(model_fragments)
         outers = outers_of(outer_optimizer, len(fragments))
         rule = rule_of(aggregate)
         _check_share("decay", decay)
         if fragment_update_alpha != "rebase":
             _check_share("fragment_update_alpha", fragment_update_alpha)
-        if weight is not None and not (is_finite(weight) and weight > 0):
-            raise wrong("weight", weight, "a number above 0, or None")
+        if weight is not None and not (is_finite(weight) and 0 < weight <= MOST_WORK):
+            raise wrong("weight", weight, f"a number above 0, to {MOST_WORK:g}, or None")
         if not (is_finite(prox) and prox >= 0):
             raise wrong("prox", prox, "a number from 0 on")
         check_flag("secure", secure)
@@ -201,14 +201,14 @@ class DiLoCo:
 
     def saw(self, samples: float) -> None:
         """Count samples, or tokens, of the next steps as this member's weight in its round. Either
-        all members call it, or none. Raises InvalidArgumentError unless it is a number from 0
-        on."""
+        all members call it, or none. Raises InvalidArgumentError unless it is a number from 0 to
+        1e18."""
         try:
             count = math.nan if isinstance(samples, str) else float(samples)
         except (TypeError, ValueError, ArithmeticError, RuntimeError):  # a tensor of many elements
             count = math.nan
-        if not 0 <= count < math.inf:
-            raise wrong("samples", samples, "a number from 0 on")
+        if not 0 <= count <= MOST_WORK:
+            raise wrong("samples", samples, f"a number from 0 to {MOST_WORK:g}")
         if not self._saw:
             self._work, self._saw = 0.0, True
             for fragment in self._fragments:
@@ -619,8 +619,18 @@ class LocalSGD(DiLoCo):
         **options: Any,
     ) -> None:
         check_kind("model", model, torch.nn.Module, "a torch.nn.Module")
-        outer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=1.0)
+        trained = [p for p in model.parameters() if p.requires_grad]
+        if not trained:
+            raise wrong("model", model, "a module with parameters that are trained")
+        outer = torch.optim.SGD(trained, lr=1.0)
         super().__init__(members, [model], optimizer, outer, sync_every, **options)
+
+
+def _modules(given: object) -> list[torch.nn.Module]:
+    modules = list(given) if isinstance(given, Iterable) else []
+    if not modules or not all(isinstance(each, torch.nn.Module) for each in modules):
+        raise wrong("model_fragments", given, "a list of modules, such as [model]")
+    return modules
 
 
 def _check_share(name: str, value: object) -> None:

@@ -193,9 +193,8 @@ def check_apart(fragments: Sequence[Fragment]) -> None:
 
 def outers_of(outer: Optimizer | Sequence[Optimizer], fragments: int) -> list[Optimizer]:
     """An outer optimizer for each fragment. InvalidArgumentError if they do not fit."""
-    if fragments == 0:
-        raise InvalidArgumentError("model_fragments is empty, expected one module at least")
-    outers = [outer] * fragments if isinstance(outer, Optimizer) else list(outer)
+    listed = list(outer) if isinstance(outer, Iterable) else []
+    outers = [outer] * fragments if isinstance(outer, Optimizer) else listed
     if len(outers) != fragments or not all(isinstance(each, Optimizer) for each in outers):
         raise wrong(
             "outer_optimizer", outer, f"a torch.optim.Optimizer, or {fragments}, one a fragment"

@@ -28,6 +28,7 @@ from thinwire.torch.sites.updates import (
 )
 
 NO_DIGEST = bytes(16)
+MOST_WORK = 1e18  # that a member counts in a round, so that sums of weights stay finite
 
 
 class Members(Protocol):

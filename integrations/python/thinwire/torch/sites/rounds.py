@@ -29,7 +29,6 @@ import contextlib
 import hashlib
 import itertools
 import logging
-import math
 import struct
 import time
 from collections import Counter, deque
@@ -43,6 +42,7 @@ from thinwire.config import Config
 from thinwire.torch.agree import digest as digest_of
 from thinwire.torch.sites.meeting import MOST_IN_ONE_HOP, Epoch, Gather, Meeting
 from thinwire.torch.sites.round import (
+    MOST_WORK,
     NO_DIGEST,
     Members,
     Model,
@@ -666,9 +666,10 @@ def _check_heads(heads: list[tuple], epoch: Epoch) -> None:
                 f"member {rank} ('{epoch.names[rank]}') is in round {head[0]}, fragment {head[1]}; "
                 f"expected round {mine[0]}, fragment {mine[1]}; use the same sync_every"
             )
-        if not (math.isfinite(head[3]) and head[3] >= 0):
+        if not 0 <= head[3] <= MOST_WORK:
             raise errors.MismatchError(
-                f"member {rank} ('{epoch.names[rank]}') has weight {head[3]}, expected 0 or more"
+                f"member {rank} ('{epoch.names[rank]}') has weight {head[3]}, expected 0 to "
+                f"{MOST_WORK:g}; look at what it passes to saw()"
             )
 
 
