@@ -9,6 +9,8 @@ from models import digest
 from ranks import run
 from thinwire import errors
 from thinwire.torch import sites
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 WIDTH = 64
 
@@ -139,6 +141,18 @@ def changes(_rank: int) -> None:
 
 def test_parameters_that_would_train_apart_are_named():
     run(changes, world=1)
+
+
+def sharded(_rank: int) -> None:
+    model = two_layers()
+    fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
+    message = r"'0\.weight': got a DTensor, .*whole parameters"
+    with pytest.raises(errors.InvalidArgumentError, match=message):
+        made(lambda: model)
+
+
+def test_a_site_under_fsdp_is_refused():
+    run(sharded, world=1)
 
 
 def pulled(_rank: int) -> None:
