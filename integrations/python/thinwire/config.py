@@ -11,6 +11,7 @@ import importlib.util
 import logging
 import os
 import socket
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +73,8 @@ def _warn_of_unknown_names() -> None:
         warn(f"{name} is not a setting of thinwire{hint}")
 
 
-def _check_names(arguments: dict[str, object]) -> None:
+def check_names(arguments: Iterable[str]) -> None:
+    """TypeError for an argument of resolve() that there is none of."""
     for name in arguments:
         if name in ARGUMENTS:
             continue
@@ -141,7 +143,7 @@ def resolve(**arguments: Any) -> Config:
     """Settles every setting once. The arguments are those of options.ARGUMENTS; None stands for the
     environment's value, else the default. Raises InvalidArgumentError for a value that can't be,
     and TypeError for an argument that there is none of."""
-    _check_names(arguments)
+    check_names(arguments)
     _warn_of_unknown_names()
     if level := os.environ.get("THINWIRE_LOG"):
         _prepare_logger(level)

@@ -97,7 +97,9 @@ _SECONDS = Kind(
 _MOMENTUM = Kind(
     "a number from 0 to below 1", float, lambda value: is_number(value) and 0 <= value < 1, float
 )
-_FLAG = Kind("True or False", _parse_bool, lambda value: value in (True, False), int)
+_FLAG = Kind(
+    "True or False", _parse_bool, lambda value: isinstance(value, int) and value in (0, 1), int
+)
 _BOOL_OR_NONE = Kind(
     "True, False or None", _parse_bool, lambda value: isinstance(value, bool),
     {None: 0, True: 1, False: -1}.__getitem__,
