@@ -40,6 +40,7 @@ import torch
 from thinwire import errors
 from thinwire.config import Config
 from thinwire.torch.agree import digest as digest_of
+from thinwire.torch.sites.alike import check_alike, check_names, check_secure, digests_of
 from thinwire.torch.sites.meeting import MOST_IN_ONE_HOP, Epoch, Gather, Meeting
 from thinwire.torch.sites.round import (
     MOST_WORK,
@@ -52,7 +53,7 @@ from thinwire.torch.sites.round import (
     combine,
     reduce_owned,
 )
-from thinwire.torch.sites.secure import FEWEST, MOST, SCALE, Masks, SumCodec
+from thinwire.torch.sites.secure import SCALE, Masks, SumCodec
 from thinwire.torch.sites.state import memory_of, pack, unpack
 from thinwire.torch.sites.updates import Rule, UpdateCodec, Values, mean
 
@@ -61,10 +62,8 @@ _log = logging.getLogger("thinwire")
 # Round, fragment, whether somebody waits to come in, weight, seconds of a round and of a step.
 _HEADER = struct.Struct("<QIIddd24x")
 # Rounds committed, digest of the last one, whether it has the group's state, digest of the next
-# round's result (zeros: not there), rounds begun, steps since.
+# round's result (zeros: not there), rounds begun, steps since. digests_of() follow.
 _STATUS = struct.Struct("<Q16sI16sQQ")
-_ALIKE = struct.Struct("<Q")  # behind a status: a digest of each thing that all have alike
-_PLACE = 96  # bytes of a member's place, in words
 _SIZE = struct.Struct("<Q16s")  # of a state, and its digest
 _DIGEST = 16
 _ABSENT = b"\xff" * _DIGEST  # in a status: others made the next round without this member
@@ -406,8 +405,9 @@ class Rounds:
                 one.digest = NO_DIGEST
         told, furthest, sources = self._tell_status(meeting)
         known = any(each[2] for each in told)
-        _check_alike(meeting.epoch, sources[0], [each[6] for each in told], known)
-        _check_names(meeting, [each[2] for each in told])
+        names, digests = list(self._model.alike()), [each[6] for each in told]
+        check_alike(meeting.epoch, sources[0], names, digests, known)
+        check_names(meeting, [each[2] for each in told])
         # A member may have all votes of a round that another lacks, but not of two.
         last = (furthest - 1, told[sources[0]][1])
         behind = [rank for rank, each in enumerate(told) if each[2] and (each[0], each[3]) == last]
@@ -417,7 +417,7 @@ class Rounds:
             told, furthest, sources = self._tell_status(meeting)
         self._masks = None
         if self._rule is None:
-            _check_secure(meeting.epoch)
+            check_secure(meeting.epoch)
             self._masks = Masks.agree(meeting)
             if self._hand_result_over(meeting, told, furthest, sources):
                 told, furthest, sources = self._tell_status(meeting)
@@ -446,12 +446,10 @@ class Rounds:
         mine = _STATUS.pack(
             self.committed, self._last, self._known, result, self.begun, self._model.since()
         )
-        alike = self._model.alike()
-        mine += b"".join(_ALIKE.pack(_short(repr(each).encode())) for each in alike.values())
-        told = []
-        for each in meeting.tell("status", mine):
-            digests = _ALIKE.iter_unpack(each[_STATUS.size :])
-            told.append((*_STATUS.unpack_from(each), dict(zip(alike, digests, strict=True))))
+        told = [
+            (*_STATUS.unpack_from(each), each[_STATUS.size :])
+            for each in meeting.tell("status", mine + digests_of(self._model.alike()))
+        ]
         knowing = [rank for rank, each in enumerate(told) if each[2] and each[3] != _ABSENT]
         furthest = max((told[rank][0] for rank in knowing), default=0)
         return told, furthest, [rank for rank in knowing if told[rank][0] == furthest] or [0]
@@ -604,60 +602,6 @@ def _digest_of(seen: bytes, result: Values) -> bytes:
     return digest.digest()[:_DIGEST]
 
 
-def _check_secure(epoch: Epoch) -> None:
-    if not FEWEST <= epoch.size <= MOST:
-        raise errors.InvalidArgumentError(
-            f"{epoch.size} members {list(epoch.names)} with secure=True, expected {FEWEST} to "
-            f"{MOST}: with two each knows the other's update from the sum, and with more than "
-            f"{MOST} the codes are too coarse; pass min_members={FEWEST} to join(), or train "
-            "without secure="
-        )
-
-
-def _check_alike(epoch: Epoch, one: int, told: list[dict], known: bool) -> None:
-    """MismatchError on members that are unlike member `one`, and on all if none has trained. told:
-    digests of what is to be alike, by member. known: some have the group's state, and go on."""
-    for rank, name in enumerate(epoch.names):
-        if other := [what for what, digest in told[rank].items() if digest != told[one][what]]:
-            _refuse(
-                errors.MismatchError(
-                    f"member {rank} ('{name}') has another {', '.join(other)} than member {one} "
-                    f"('{epoch.names[one]}'); pass the same on all members"
-                ),
-                rank == epoch.rank or not known,
-            )
-
-
-def _check_names(meeting: Meeting, known: list[bool]) -> None:
-    """InvalidArgumentError on members whose name another one has, but for one that has trained.
-    known: whether each has the group's state."""
-    names = meeting.epoch.names
-    if len(set(names)) == len(names):
-        return
-    mine = meeting.place().encode()[:_PLACE].ljust(_PLACE)
-    places = [each.decode(errors="replace").strip() for each in meeting.tell("place", mine)]
-    for name, count in Counter(names).items():
-        of_name = [rank for rank in range(len(names)) if names[rank] == name]
-        first = next((rank for rank in of_name if known[rank]), None)
-        if count > 1:
-            _refuse(
-                errors.InvalidArgumentError(
-                    f"{count} members have the name '{name}', at "
-                    f"{' and '.join(places[rank] for rank in of_name)}; give each a name of its "
-                    "own, or, if they are ranks of one site, pass "
-                    "site_group=torch.distributed.group.WORLD"
-                ),
-                not any(known) or (meeting.epoch.rank in of_name and meeting.epoch.rank != first),
-            )
-
-
-def _refuse(error: errors.Error, here: bool) -> None:
-    """Raises the error if this member is meant. Else it goes on, when those who are have left."""
-    if here:
-        raise error
-    _log.warning("%s", error)
-
-
 def _check_heads(heads: list[tuple], epoch: Epoch) -> None:
     mine = heads[epoch.rank]
     for rank, head in enumerate(heads):
@@ -671,7 +615,3 @@ def _check_heads(heads: list[tuple], epoch: Epoch) -> None:
                 f"member {rank} ('{epoch.names[rank]}') has weight {head[3]}, expected 0 to "
                 f"{MOST_WORK:g}; look at what it passes to saw()"
             )
-
-
-def _short(data: bytes) -> int:
-    return int.from_bytes(hashlib.sha256(data).digest()[:8], "little")
