@@ -3,6 +3,7 @@ was expected."""
 
 from __future__ import annotations
 
+import math
 import reprlib
 from typing import Any
 
@@ -32,9 +33,20 @@ def check_call(name: str, got: object) -> None:
         raise wrong(name, got, "a function, or None")
 
 
+def is_text(got: object) -> bool:
+    """Return whether it is text for C: without NUL, where C would end it, and in UTF-8, which not
+    all bytes of the environment are."""
+    return isinstance(got, str) and not any(c == "\0" or "\ud800" <= c <= "\udfff" for c in got)
+
+
 def is_number(got: object) -> bool:
     """Return whether it is an int or a float, and no bool."""
     return isinstance(got, (int, float)) and not isinstance(got, bool)
+
+
+def is_finite(got: object) -> bool:
+    """Return whether it is a number, and neither infinite nor NaN."""
+    return is_number(got) and -math.inf < got < math.inf
 
 
 def check_whole(name: str, got: object, least: int, most: int | None = None) -> None:

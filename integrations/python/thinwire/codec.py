@@ -11,7 +11,8 @@ from ctypes import byref, c_size_t
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from thinwire import _library, errors
+from thinwire import _library, config, errors
+from thinwire.arguments import is_text
 
 _FLOAT_BYTES = 4
 
@@ -77,7 +78,12 @@ def codec_info(spec: str) -> CodecInfo:
     """All that the library knows of a codec: "int4", "topk:density=0.01", "int8:down=int4".
     InvalidArgumentError for a spec that it does not take."""
     _text_of(spec)  # what is no text may have no hash
-    return _info(spec)
+    try:
+        return _info(spec)
+    except errors.InvalidArgumentError as error:
+        if spec != config.codec_variable():
+            raise
+        raise errors.InvalidArgumentError(f"THINWIRE_CODEC: {error}") from None
 
 
 @functools.lru_cache(maxsize=256)
@@ -155,7 +161,7 @@ def _floats(x: Any, what: str, in_place: bool = False) -> _Floats:
 
 
 def _text_of(spec: object) -> bytes:
-    if not isinstance(spec, str) or "\0" in spec:
+    if not is_text(spec):
         raise _wrong("spec", "a codec's spec such as 'int4'", repr(spec))
     return spec.encode()
 

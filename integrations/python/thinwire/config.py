@@ -11,10 +11,12 @@ import importlib.util
 import logging
 import os
 import socket
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from thinwire import errors
+from thinwire.arguments import wrong
 from thinwire.errors import warn
 from thinwire.options import ARGUMENTS, OPTIONS, Config, Option
 
@@ -35,10 +37,6 @@ _LISTS = {"GLOO_SOCKET_IFNAME"}  # torch takes several names there; the first on
 _LEVELS = ("debug", "info", "warning", "error")
 
 
-def _invalid(name: str, expected: str, got: object) -> errors.InvalidArgumentError:
-    return errors.InvalidArgumentError(f"{name} is {got!r}, expected {expected}")
-
-
 def _is_unset(value: object) -> bool:
     return value is None or (isinstance(value, str) and not value)
 
@@ -48,7 +46,7 @@ def _choose(option: Option, argument: object) -> Any:
     kind = option.kind
     if not _is_unset(argument):
         if not kind.right(argument):
-            raise _invalid(option.setting, kind.expected, argument)
+            raise wrong(option.setting, argument, kind.expected)
         return argument
     for variable in option.variables:
         text = os.environ.get(variable, "")
@@ -59,9 +57,9 @@ def _choose(option: Option, argument: object) -> Any:
         try:
             value = kind.parse(text)
         except ValueError as error:
-            raise _invalid(variable, kind.expected, text) from error
+            raise wrong(variable, text, kind.expected) from error
         if value is not None and not kind.right(value):
-            raise _invalid(variable, kind.expected, text)
+            raise wrong(variable, text, kind.expected)
         return value
     return None
 
@@ -75,7 +73,8 @@ def _warn_of_unknown_names() -> None:
         warn(f"{name} is not a setting of thinwire{hint}")
 
 
-def _check_names(arguments: dict[str, object]) -> None:
+def check_names(arguments: Iterable[str]) -> None:
+    """TypeError for an argument of resolve() that there is none of."""
     for name in arguments:
         if name in ARGUMENTS:
             continue
@@ -87,7 +86,7 @@ def _check_names(arguments: dict[str, object]) -> None:
 @functools.cache
 def _prepare_logger(level: str) -> None:
     if level.lower() not in _LEVELS:
-        raise _invalid("THINWIRE_LOG", ", ".join(_LEVELS), level)
+        raise wrong("THINWIRE_LOG", level, ", ".join(_LEVELS))
     logger = logging.getLogger("thinwire")
     logger.setLevel(level.upper())
     if not logger.handlers and not logging.getLogger().handlers:
@@ -144,7 +143,7 @@ def resolve(**arguments: Any) -> Config:
     """Settles every setting once. The arguments are those of options.ARGUMENTS; None stands for the
     environment's value, else the default. Raises InvalidArgumentError for a value that can't be,
     and TypeError for an argument that there is none of."""
-    _check_names(arguments)
+    check_names(arguments)
     _warn_of_unknown_names()
     if level := os.environ.get("THINWIRE_LOG"):
         _prepare_logger(level)
@@ -169,7 +168,7 @@ def given(**settings: Any) -> Config:
     for option in OPTIONS:
         value = settings.get(option.setting)
         if value is not None and not option.kind.right(value):
-            raise _invalid(option.setting, option.kind.expected, value)
+            raise wrong(option.setting, value, option.kind.expected)
     return Config(**{name: value for name, value in settings.items() if value is not None})
 
 
@@ -185,7 +184,11 @@ def check_here(settings: Config) -> None:
         )
     for name in ("trace", "flight"):
         file = getattr(settings, name)
-        if file is not None and not Path(file).resolve().parent.is_dir():
+        if file is None:
+            continue
+        if Path(file).name in ("", ".."):
+            raise wrong(name, file, "the name of a file")
+        if not Path(file).resolve().parent.is_dir():
             raise errors.InvalidArgumentError(
                 f"{name} is {file!r}, expected a file in a folder that exists; make the folder "
                 f"{Path(file).parent} first"

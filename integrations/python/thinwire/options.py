@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_args
 
-from thinwire.arguments import is_number
+from thinwire.arguments import is_finite, is_number, is_text
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -75,16 +75,13 @@ def _parse_bool(text: str) -> bool:
     return known[text.lower()]
 
 
-def _is_text(value: object) -> bool:
-    return isinstance(value, str) and "\0" not in value  # where C would end it
-
-
 _TEXT = Kind(
-    "text without NUL", str, _is_text, lambda value: None if value is None else value.encode()
-)
+    "text in UTF-8 without NUL", str, is_text,
+    lambda value: None if value is None else value.encode(),
+)  # fmt: skip
 _ONE_NAME = Kind(
     "the name of one network interface", str,
-    lambda value: _is_text(value) and "," not in value, _TEXT.to_c,
+    lambda value: is_text(value) and "," not in value, _TEXT.to_c,
 )  # fmt: skip
 
 
@@ -95,12 +92,14 @@ def _one_of(words: Any) -> Kind:
 
 _SECONDS = Kind(
     "a number of seconds above 0", float,
-    lambda value: is_number(value) and math.isfinite(value) and value > 0, milliseconds,
+    lambda value: is_finite(value) and value > 0, milliseconds,
 )  # fmt: skip
 _MOMENTUM = Kind(
     "a number from 0 to below 1", float, lambda value: is_number(value) and 0 <= value < 1, float
 )
-_FLAG = Kind("True or False", _parse_bool, lambda value: value in (True, False), int)
+_FLAG = Kind(
+    "True or False", _parse_bool, lambda value: isinstance(value, int) and value in (0, 1), int
+)
 _BOOL_OR_NONE = Kind(
     "True, False or None", _parse_bool, lambda value: isinstance(value, bool),
     {None: 0, True: 1, False: -1}.__getitem__,

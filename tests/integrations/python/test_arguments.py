@@ -22,6 +22,23 @@ def hook_without_state() -> None:
     ddp(torch.ones(1, 96)).sum().backward()
 
 
+class OfOthers(torch.Tensor):
+    """As DTensor and torchao's tensors, which hold no elements."""
+
+    def __new__(cls, held: torch.Tensor) -> torch.Tensor:
+        return torch.Tensor._make_wrapper_subclass(cls, held.shape, dtype=held.dtype)
+
+    def __init__(self, held: torch.Tensor) -> None:
+        self.held = held
+
+    def __tensor_flatten__(self):
+        return ["held"], None
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        raise NotImplementedError
+
+
 ones = torch.ones(8)
 sgd = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
 # The call, and words of its message.
@@ -37,6 +54,10 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     "trace=5": (lambda: State(trace=5), "trace is 5"),
     "trace": (lambda: State(trace="/nowhere/run.json"), "folder that exists.*/nowhere"),
     "clip_value": (lambda: State(clip_value="x"), "clip_value is 'x'"),
+    "clip_value=10**400": (lambda: State(clip_value=10**400), "clip_value is 1000.*above 0"),
+    "clip_norm=10**400": (lambda: State(clip_norm=10**400), "clip_norm is 1000.*above 0"),
+    "checksum": (lambda: State(checksum=torch.ones(2)), "checksum is .*True or False"),
+    "DTensor": (lambda: all_reduce(OfOthers(ones)), "a OfOthers, which is made of other tensors"),
     "name=5": (lambda: all_reduce(ones, name=5), "name is 5, expected text"),
     "name NUL": (lambda: all_reduce(ones, name="a\0b"), "without NUL"),
     "scatter's name": (lambda: reduce_scatter_tensor(ones, ones, name=5), "name is 5"),

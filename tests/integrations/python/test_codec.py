@@ -197,3 +197,13 @@ def test_a_mean_of_members_is_that_of_what_each_decodes_to():
             decode_mean(spec, wrong, factors, shard, out, products)
     with pytest.raises(thinwire.InvalidArgumentError, match="factors"):
         decode_mean(spec, views, factors[:2], shard, out, products)
+
+
+def test_a_codec_of_the_environment_is_refused_by_the_variables_name(monkeypatch):
+    monkeypatch.setenv("THINWIRE_CODEC", " int4")
+    with pytest.raises(thinwire.InvalidArgumentError, match=r"^THINWIRE_CODEC: unknown codec"):
+        thinwire.codec_info(" int4")
+    with pytest.raises(thinwire.InvalidArgumentError, match=r"^unknown codec 'int5'"):
+        thinwire.codec_info("int5")
+    with pytest.raises(thinwire.InvalidArgumentError, match="spec: expected"):
+        thinwire.codec_info("\udc80")

@@ -361,6 +361,9 @@ def refused(rank: int):
             tw.compress(model, **options)
     with pytest.raises(TypeError, match="min_bytes"):
         tw.compress(ddp, min_byte=5)
+    for inside in ("names", "structure", "purpose", "parameters"):
+        with pytest.raises(TypeError, match=f"'{inside}' is not a setting"):
+            tw.compress(ddp, **{inside: {}})
     adam = torch.optim.Adam(ddp.parameters(), weight_decay=0.1)
     for options, words in [({}, "needs warm_up_steps"), ({"warm_up_steps": 3}, "AdamW")]:
         with pytest.raises(thinwire.InvalidArgumentError, match=words):

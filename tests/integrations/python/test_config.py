@@ -1,5 +1,7 @@
 """Argument > environment > default; a typo is never silent."""
 
+import re
+
 import pytest
 import thinwire
 import thinwire.torch
@@ -60,12 +62,25 @@ def test_an_unknown_name_warns_and_names_the_nearest(monkeypatch):
 @pytest.mark.parametrize("variable, text", [
     ("THINWIRE_LANES", "many"), ("THINWIRE_LANES", "-1"), ("THINWIRE_LANES", "0"),
     ("THINWIRE_TIMEOUT_S", "soon"), ("THINWIRE_TIMEOUT_S", "nan"), ("THINWIRE_TIMEOUT_S", "inf"),
-    ("THINWIRE_CHUNK_BYTES", "4M"), ("THINWIRE_LOG", "loud"),
+    ("THINWIRE_CHUNK_BYTES", "4M"), ("THINWIRE_LOG", "loud"), ("THINWIRE_LANES", " "),
+    ("THINWIRE_LANES", "9" * 400), ("THINWIRE_TIMEOUT_S", "9" * 400), ("THINWIRE_STRICT", "yes"),
+    ("THINWIRE_TOPOLOGY", " flat"), ("THINWIRE_CODEC", "\udc80"), ("THINWIRE_TRACE", "\udc80"),
+    ("THINWIRE_KEY_FILE", "\udc80"), ("THINWIRE_CONGESTION", "\udc80"),
 ])  # fmt: skip
 def test_a_value_that_can_not_be_is_refused(monkeypatch, variable, text):
     monkeypatch.setenv(variable, text)
-    with pytest.raises(thinwire.InvalidArgumentError, match=text):
+    with pytest.raises(thinwire.InvalidArgumentError) as raised:
         config.resolve()
+    assert re.match(f"{variable} is .*, expected ", str(raised.value), re.DOTALL)
+    assert repr(text)[:10] in str(raised.value)
+    assert len(str(raised.value)) < 200
+
+
+@pytest.mark.parametrize("name", ["trace", "flight"])
+@pytest.mark.parametrize("path", ["/", ".", ".."])
+def test_a_file_without_a_name_is_refused(name, path):
+    with pytest.raises(thinwire.InvalidArgumentError, match=f"{name} is .*expected the name of a"):
+        config.check_here(config.resolve(**{name: path}))
 
 
 def test_a_key_file_is_the_environments_alone(monkeypatch):
@@ -77,7 +92,7 @@ def test_a_key_file_is_the_environments_alone(monkeypatch):
 
 @pytest.mark.parametrize("setting", [
     {"lanes": 0}, {"timeout_s": 0}, {"chunk_bytes": -4}, {"min_bytes": -1}, {"lanes": "4"},
-    {"planned": 1},
+    {"planned": 1}, {"timeout_s": 10**400 * -1}, {"trace": "\udc80"}, {"lanes": 10**400},
 ])  # fmt: skip
 def test_a_bad_argument_is_refused(setting):
     with pytest.raises(thinwire.InvalidArgumentError, match=next(iter(setting))):

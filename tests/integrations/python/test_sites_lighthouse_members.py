@@ -77,6 +77,44 @@ def test_a_member_that_the_lighthouse_does_not_miss_yet_is_not_waited_for(monkey
     assert lighthouse_meeting(monkeypatch, dead_name, 1, talk) == [("b", "c")] * 2
 
 
+def test_a_lighthouse_that_is_started_again_is_waited_for(monkeypatch):
+    """It refuses connections in the second meeting, for a while."""
+
+    def talk(one, gone):
+        gone.close()
+        first, quorum = one.meet(None), one._client.quorum
+        refused = iter([True] * 3)
+
+        def refuse(**asked):
+            if next(refused, False):
+                raise RuntimeError("tcp connect error")
+            return quorum(**asked)
+
+        monkeypatch.setattr(one._client, "quorum", refuse)
+        second = one.meet(LOST)
+        return first.names, second.names, next(refused, None)
+
+    met = lighthouse_meeting(monkeypatch, "", 0, talk, beat_s=0.05)
+    assert met == [(("b", "c"), ("b", "c"), None)] * 2
+
+
+def test_a_lighthouse_that_never_comes_back_is_a_typed_error(monkeypatch):
+    def talk(one, gone):
+        gone.close()
+        one.meet(None)
+        begun = time.monotonic()
+
+        def refuse(**_asked):
+            raise RuntimeError("tcp connect error")
+
+        monkeypatch.setattr(one._client, "quorum", refuse)
+        with pytest.raises(errors.TimeoutError, match=r"within 1 s; .*tcp connect error.*look"):
+            one.meet(LOST)
+        return time.monotonic() - begun >= 1
+
+    assert lighthouse_meeting(monkeypatch, "", 0, talk, timeout_s=1, beat_s=0.05) == [True] * 2
+
+
 def test_a_member_that_the_lighthouse_lists_and_nobody_reaches_is_a_typed_error(monkeypatch):
     def talk(one, gone):
         gone.close()

@@ -352,3 +352,24 @@ def test_one_that_leaves_while_it_joins_is_gone():
     members.close()
     assert "thinwire sites" not in {thread.name for thread in threading.enumerate()}
     assert server.get("thinwire/sites/left/1") == b"1"
+
+
+def test_a_store_that_has_gone_is_a_warning_at_once(caplog):
+    """Rounds need no store until a member is lost."""
+    gone, looked = threading.Event(), threading.Event()
+
+    class Going(dist.HashStore):
+        def add(self, key, amount):
+            if gone.is_set():
+                looked.set()
+                raise RuntimeError("Broken pipe")
+            return super().add(key, amount)
+
+    member = sites.join(dist.HashStore(), "basel", min_members=1, beat_s=0.01, dead_s=40)
+    member._store = Going()  # torch's PrefixStore would not see the method
+    assert member.meet(None).names == ("basel",)
+    with caplog.at_level("WARNING", "thinwire"):
+        gone.set()
+        assert looked.wait(30)
+        member.close()  # ends the thread
+    assert "store of the members does not answer: Broken pipe; rounds go on" in caplog.text

@@ -200,6 +200,7 @@ def _check_options(
     sharded: bool,
     optimizer: Optimizer | None,
 ) -> None:
+    config.check_names(name for name in options if name not in MODELS)
     kind = DDP if hooked else SHARDS if sharded else STEPPED if optimizer is not None else ""
     for name, value in options.items():
         expected = MODELS.get(name, (kind,))

@@ -26,14 +26,19 @@ def empty(numel: int) -> torch.Tensor:
 
 
 def check(tensor: torch.Tensor, rank: int, name: Callable[[], str]) -> str:
-    """The dtype's name. InvalidArgumentError unless it is dense, floating, and on the host or on a
-    GPU."""
+    """The dtype's name. InvalidArgumentError unless it is plain, dense, floating, and on the host
+    or on a GPU."""
 
     def refuse(got: object, expected: str, mend: str) -> InvalidArgumentError:
         return _refusal(rank, name(), got, expected, mend)
 
     if not isinstance(tensor, torch.Tensor):
         raise _no_tensor(rank, name(), tensor)
+    if hasattr(tensor, "__tensor_flatten__"):  # DTensor, torchao's: their memory is others'
+        raise refuse(
+            f"a {type(tensor).__name__}, which is made of other tensors", "a plain tensor",
+            "pass its to_local(); sites need whole parameters, as under DistributedDataParallel",
+        )  # fmt: skip
     if tensor.layout != torch.strided:
         raise refuse(f"layout {tensor.layout}", "a dense tensor", _MAKE_DENSE)
     if tensor.device.type not in ("cpu", "cuda"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ import torch.distributed as dist
 from torch.optim.optimizer import Optimizer
 
 from thinwire import errors
-from thinwire.arguments import check_kind
+from thinwire.arguments import check_kind, is_number, wrong
 from thinwire.codec import codec_info
 from thinwire.errors import warn
 from thinwire.torch import agree, private, tensors
@@ -411,7 +412,7 @@ def _scale(tensor: torch.Tensor, factor: float) -> None:
 
 
 def _limit(name: str, limit: float | None) -> float | None:
-    number = isinstance(limit, (int, float)) and not isinstance(limit, bool)
-    if limit is not None and not (number and limit > 0):
-        raise errors.InvalidArgumentError(f"{name} is {limit!r}, expected a number above 0")
+    is_float = is_number(limit) and (limit == math.inf or limit <= sys.float_info.max)
+    if limit is not None and not (is_float and limit > 0):
+        raise wrong(name, limit, "a number above 0")
     return limit

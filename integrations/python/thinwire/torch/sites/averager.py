@@ -15,6 +15,7 @@ from thinwire.torch.exchange.rules import Codec
 from thinwire.torch.group import resolve
 from thinwire.torch.sites.diloco import LocalSGD
 from thinwire.torch.sites.members import static
+from thinwire.torch.sites.state import check_like
 
 
 class PeriodicModelAverager:
@@ -100,7 +101,9 @@ class PeriodicModelAverager:
         return {"step": self.step, "kept": kept}
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """Take a state_dict() of this rank, before the first average."""
+        """Take a state_dict() of this rank, before the first average. InvalidArgumentError for one
+        that is none; what it keeps is looked at by the first average."""
+        check_like("saved", saved, {"step": 0, "kept": None})
         self.step, self._saved = saved["step"], saved["kept"]
 
     def stats(self) -> dict[str, Any]:

@@ -6,24 +6,24 @@ import dataclasses
 import math
 import os
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from typing import IO, Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.optim.optimizer import Optimizer
 
 from thinwire import config
-from thinwire.arguments import check_flag, check_kind, is_number, wrong
+from thinwire.arguments import check_flag, check_kind, is_finite, wrong
 from thinwire.errors import InvalidArgumentError
 from thinwire.torch.exchange.rules import DEFAULT, Codec
 from thinwire.torch.sites import secure as secure_sums
 from thinwire.torch.sites.fragments import Fragment, check_apart, outers_of
 from thinwire.torch.sites.pace import Pace, SyncEvery
-from thinwire.torch.sites.round import Members, Report, Round
+from thinwire.torch.sites.round import MOST_WORK, Members, Report, Round, RoundLog
 from thinwire.torch.sites.rounds import Rounds
-from thinwire.torch.sites.site import ACT, BEGIN, NOTHING, Progress, Site, check_group, check_names
-from thinwire.torch.sites.state import pack, raw_bytes, unpack
+from thinwire.torch.sites.site import ACT, BEGIN, NOTHING, Progress, Site, check_group
+from thinwire.torch.sites.state import check_like, pack, raw_bytes, unpack
 from thinwire.torch.sites.updates import Values, rule_of
 
 _FORMAT = 1
@@ -71,7 +71,7 @@ class DiLoCo:
             the site's others, and the other sites go on. None: each rank is a member of its own.
         round_log: a file that gets a line of JSON for each committed round, as it is committed:
             number, fragment, members, weights, norms, cosines and digest, which are equal on all
-            members. It is appended to, also after a restart.
+            members. It is appended to, also after a restart. A full disk is a warning.
         options: those of the connections, such as timeout_s and interface: thinwire.torch.Options.
 
     Raises:
@@ -102,15 +102,15 @@ class DiLoCo:
         if not all(hasattr(members, name) for name in ("meet", "wants_change", "close")):
             raise wrong("members", members, "static() or join()")
         check_kind("inner_optimizer", inner_optimizer, Optimizer, "a torch.optim.Optimizer")
-        fragments = list(model_fragments)
+        fragments = _modules(model_fragments)
         outers = outers_of(outer_optimizer, len(fragments))
         rule = rule_of(aggregate)
         _check_share("decay", decay)
         if fragment_update_alpha != "rebase":
             _check_share("fragment_update_alpha", fragment_update_alpha)
-        if weight is not None and not (_is_finite(weight) and weight > 0):
-            raise wrong("weight", weight, "a number above 0, or None")
-        if not (_is_finite(prox) and prox >= 0):
+        if weight is not None and not (is_finite(weight) and 0 < weight <= MOST_WORK):
+            raise wrong("weight", weight, f"a number above 0, to {MOST_WORK:g}, or None")
+        if not (is_finite(prox) and prox >= 0):
             raise wrong("prox", prox, "a number from 0 on")
         check_flag("secure", secure)
         if secure:
@@ -122,7 +122,22 @@ class DiLoCo:
             for number, (module, outer) in enumerate(zip(fragments, outers, strict=True))
         ]
         check_apart(self._fragments)
+        self._alike = {
+            "model or model_fragments": [fragment.shapes() for fragment in self._fragments],
+            "codec": [fragment.codec.specs for fragment in self._fragments],
+            "aggregate": aggregate,
+            "secure": secure,
+            "outer_optimizer": [
+                (type(outer).__qualname__, [len(each["params"]) for each in outer.param_groups])
+                for outer in outers
+            ],
+        }
         self._pace = Pace(sync_every, len(fragments), fragment_sync_delay)
+        if inner_optimizer in outers:
+            raise InvalidArgumentError(
+                "outer_optimizer is the inner_optimizer, whose steps would begin rounds within "
+                "rounds; make one of its own, of the same parameters"
+            )
         self._inner, self._outers = inner_optimizer, list(dict.fromkeys(outers))
         self._delay, self._alpha = fragment_sync_delay, fragment_update_alpha
         self._weight, self._prox, self._decay = weight, prox, decay
@@ -147,17 +162,24 @@ class DiLoCo:
         self._site: Site | None = None
         members_of_site = check_group(site_group)
         if members_of_site is not None:
-            specs = [fragment.codec.specs for fragment in self._fragments]
-            alike = f"{sync_every} {fragment_sync_delay} {fragment_update_alpha} {prox} {specs}"
+            pace = f"{sync_every} {fragment_sync_delay} {fragment_update_alpha} {prox}"
+            alike = f"{pace} {self._alike['codec']}"
             self._site = Site(members_of_site, self._fragments, settings, alike, anchors=prox > 0)
         self._leads = self._site is None or self._site.leads
-        self._round_log = None if round_log is None or not self._leads else _opened(round_log)
+        self._round_log = None if round_log is None or not self._leads else RoundLog(round_log)
 
     # The training loop's side.
 
     def __enter__(self) -> DiLoCo:
-        """Blocks until the members have met, and have the same anchor."""
-        self._do(ACT, self._meet)
+        """Blocks until the members have met, and have the same anchor. After an error this one has
+        left them."""
+        if self._hooks:
+            raise InvalidArgumentError("this DiLoCo is in a `with` already, and would count twice")
+        try:
+            self._do(ACT, self._meet)
+        except BaseException:
+            self.close()
+            raise
         inner = self._inner
         self._hooks = [inner.register_step_post_hook(lambda *_: self._stepped())]
         if self._prox:
@@ -179,14 +201,14 @@ class DiLoCo:
 
     def saw(self, samples: float) -> None:
         """Count samples, or tokens, of the next steps as this member's weight in its round. Either
-        all members call it, or none. Raises InvalidArgumentError unless it is a number from 0
-        on."""
+        all members call it, or none. Raises InvalidArgumentError unless it is a number from 0 to
+        1e18."""
         try:
             count = math.nan if isinstance(samples, str) else float(samples)
         except (TypeError, ValueError, ArithmeticError, RuntimeError):  # a tensor of many elements
             count = math.nan
-        if not 0 <= count < math.inf:
-            raise wrong("samples", samples, "a number from 0 on")
+        if not 0 <= count <= MOST_WORK:
+            raise wrong("samples", samples, f"a number from 0 to {MOST_WORK:g}")
         if not self._saw:
             self._work, self._saw = 0.0, True
             for fragment in self._fragments:
@@ -213,6 +235,11 @@ class DiLoCo:
         with torch.no_grad():
             for fragment in self._fragments:
                 for name, p in fragment.parameters.items():
+                    if p.grad is not None and p.grad.is_sparse:
+                        raise InvalidArgumentError(
+                            f"prox={self._prox} with the sparse gradient of '{name}', which it "
+                            "would make dense; use sparse=False, or no prox"
+                        )
                     if p.grad is not None:
                         p.grad.add_(p - fragment.anchor[name].to(p.device), alpha=self._prox)
 
@@ -262,9 +289,6 @@ class DiLoCo:
 
     def _meet(self) -> None:
         self._rounds.meet()
-        epoch = self._rounds.epoch
-        if self._site is None:
-            check_names(epoch.names, epoch.rank)
         if self._restored:
             self._restore(self._restored)
             self._restored = []
@@ -274,6 +298,7 @@ class DiLoCo:
         if len(self._rounds.open) == len(self._fragments):
             self._end()  # a fragment has one round at a time
         fragment = self._fragments[self._rounds.begun % len(self._fragments)]
+        fragment.check()
         weight = self._work - fragment.mark if self._weight is None else self._weight
         fragment.mark = self._work
         residuals: Values = {}  # whole when Rounds has taken all pieces
@@ -328,7 +353,7 @@ class DiLoCo:
         self._at_begin.pop(one.number, None)
         self.reports.append(one.report)
         if self._round_log is not None:
-            self._round_log.write(one.report.as_line())
+            self._round_log.write(one.report)
         self._pace.ended(one.report.seconds)
         self._pace.settle(one.report.measured)
 
@@ -382,23 +407,24 @@ class DiLoCo:
         self._at_begin.clear()
 
     def _load_shared(self, found: Mapping[str, Any]) -> None:
-        anchors = found["anchors"]
-        sizes = [{n: list(t.shape) for n, t in f.anchor.items()} for f in self._fragments]
-        got = [{n: list(t.shape) for n, t in anchor.items()} for anchor in anchors]
-        if got != sizes:
-            raise InvalidArgumentError(
-                f"the state has parameters {got}, expected {sizes}; use the same model and "
-                "fragments"
-            )
-        for fragment, anchor in zip(self._fragments, anchors, strict=True):
+        for fragment, anchor in zip(self._fragments, found["anchors"], strict=True):
             fragment.anchor = {name: anchor[name].clone() for name in fragment.anchor}
-        for outer, kept in zip(self._outers, found["outer"], strict=True):
-            outer.load_state_dict(kept)
+        for number, (outer, kept) in enumerate(zip(self._outers, found["outer"], strict=True)):
+            try:
+                outer.load_state_dict(kept)
+            except (AttributeError, KeyError, TypeError, ValueError) as error:
+                raise InvalidArgumentError(
+                    f"the state of outer optimizer {number} is not one of this "
+                    f"{type(outer).__name__}: {error!r}; use the same outer_optimizer"
+                ) from None
         self._rounds.before = {
             fragment: {name: values.clone() for name, values in result.items()}
             for fragment, result in found["before"].items()
         }
         self._pace.steps = found["steps"]
+
+    def alike(self) -> dict[str, Any]:
+        return self._alike
 
     def since(self) -> int:
         return self._pace.since
@@ -480,6 +506,8 @@ class DiLoCo:
             raise wrong("saved", saved, "at least one state dict")
         first = dicts[0]
         if not self._leads:
+            counts = {key: 0 for key in ("rounds", "since", "steps", "work")}
+            check_like("saved", {key: first[key] for key in counts if key in first}, counts)
             self._rounds.resume(first["rounds"])
             self._pace.since, self._pace.steps = first["since"], first["steps"]
             self._work = first["work"] if "site_rank" in first else 0.0
@@ -490,12 +518,38 @@ class DiLoCo:
                     f"saved is the state dict of rank {one['site_rank']} of a site, which only "
                     "counts; load that of the site's first rank"
                 )
+            self._check_saved(one)
+            if one["rounds"] != first["rounds"]:
+                raise InvalidArgumentError(
+                    f"saved has state dicts after {first['rounds']} and {one['rounds']} rounds, "
+                    "expected those of one moment; load what all members saved after the same step"
+                )
         self._load_shared(first)
         self._rounds.resume(first["rounds"])
         self._pace.since, self._work = first["since"], first["work"]
         for fragment, mark in zip(self._fragments, first["marks"], strict=True):
             fragment.mark = mark
         self._restored, self._restored_own = dicts, isinstance(saved, Mapping)
+
+    def _check_saved(self, one: Mapping[str, Any]) -> None:
+        """InvalidArgumentError unless it is a state dict of the same fragments and options."""
+        like = self.state_dict() | {"outer": [None] * len(self._outers)}
+        check_like("saved", one, like | {"before": None, "open": None})
+        check_kind("saved['before']", one["before"], Mapping, "a dict")
+        check_kind("saved['open']", one["open"], list, "a list")
+        results = {number: fragment.residuals for number, fragment in enumerate(self._fragments)}
+        for number, result in one["before"].items():
+            like = results.get(number, {}) if result else {}
+            check_like(f"saved['before'][{number!r}]", result, like)
+        for at, each in enumerate(one["open"]):
+            path = f"saved['open'][{at}]"
+            fragment = self._fragments[(one["rounds"] + at) % len(self._fragments)]
+            update = torch.frombuffer(bytearray().join(fragment.codec.nothing()), dtype=torch.uint8)
+            like = {"bytes": update, "residuals": None, "weight": 0, "left": 0, "at_begin": None}
+            check_like(path, each, like)
+            lost, begun = each["residuals"], each["at_begin"]
+            check_like(f"{path}['residuals']", lost, fragment.residuals if lost else {})
+            check_like(f"{path}['at_begin']", begun, None if begun is None else fragment.anchor)
 
     def _restore(self, dicts: list[Mapping[str, Any]]) -> None:
         """The residuals and open rounds of state dicts, now that this member's rank is known."""
@@ -565,24 +619,20 @@ class LocalSGD(DiLoCo):
         **options: Any,
     ) -> None:
         check_kind("model", model, torch.nn.Module, "a torch.nn.Module")
-        outer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=1.0)
+        trained = [p for p in model.parameters() if p.requires_grad]
+        if not trained:
+            raise wrong("model", model, "a module with parameters that are trained")
+        outer = torch.optim.SGD(trained, lr=1.0)
         super().__init__(members, [model], optimizer, outer, sync_every, **options)
 
 
-def _opened(path: str | os.PathLike[str]) -> IO[str]:
-    """A file that is appended to, and has each line as soon as it is written."""
-    try:
-        return open(path, "a", buffering=1, encoding="utf-8")
-    except (OSError, TypeError) as error:
-        raise InvalidArgumentError(
-            f"round_log is {path!r}, expected a file that can be appended to ({error})"
-        ) from None
-
-
-def _is_finite(value: object) -> bool:
-    return is_number(value) and math.isfinite(value)
+def _modules(given: object) -> list[torch.nn.Module]:
+    modules = list(given) if isinstance(given, Iterable) else []
+    if not modules or not all(isinstance(each, torch.nn.Module) for each in modules):
+        raise wrong("model_fragments", given, "a list of modules, such as [model]")
+    return modules
 
 
 def _check_share(name: str, value: object) -> None:
-    if not isinstance(value, (int, float)) or not 0 <= value <= 1:
-        raise InvalidArgumentError(f"{name} is {value!r}, expected 0 to 1")
+    if not (is_finite(value) and 0 <= value <= 1):
+        raise wrong(name, value, "a number from 0 to 1")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import itertools
+import reprlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -37,10 +38,8 @@ class Fragment:
         self, number: int, module: torch.nn.Module, codec: Codec | None, outer: Optimizer
     ) -> None:
         """codec: None for secure sums."""
-        self.number, self.outer = number, outer
-        self.parameters = {
-            plain_name(name): p for name, p in module.named_parameters() if p.requires_grad
-        }
+        self.number, self.outer, self._module = number, outer, module
+        self.parameters = _trained(module)
         moved = {id(p) for group in outer.param_groups for p in group["params"]}
         for name, p in self.parameters.items():
             tensors.check(p, 0, lambda name=name: name)
@@ -60,9 +59,36 @@ class Fragment:
         self._kept: _Kept | None = None
         self.mark = 0.0  # the work of this member when its last round began
 
+    def shapes(self) -> dict[str, tuple[torch.dtype, list[int]]]:
+        """The parameters' dtypes and shapes."""
+        return {name: (p.dtype, list(p.shape)) for name, p in self.parameters.items()}
+
     def copy(self) -> dict[str, torch.Tensor]:
         """The parameters, on the host."""
         return {n: p.detach().to("cpu", copy=True) for n, p in self.parameters.items()}
+
+    def check(self) -> None:
+        """InvalidArgumentError if the module trains other parameters than when this was made, or
+        one is not finite: the mean would make those of all members so."""
+        now = _trained(self._module)
+        if others := [n for n, p in now.items() if self.parameters.get(n) is not p]:
+            raise InvalidArgumentError(
+                f"fragment {self.number}: {reprlib.repr(others)} were replaced, added or unfrozen "
+                "since DiLoCo was made, and would train apart from those of other members; make it "
+                "of the model as it is trained"
+            )
+        spoiled = [
+            name
+            for name, p in self.parameters.items()
+            # The sum is fast, and may be infinite where no element is.
+            if not p.detach().sum(dtype=torch.float32).isfinite() and not p.isfinite().all()
+        ]
+        if spoiled:
+            raise InvalidArgumentError(
+                f"fragment {self.number}: {reprlib.repr(spoiled)} of this member have elements "
+                "that are not finite, which its update would carry to all members; the others go "
+                "on without it; join again from a checkpoint, with a lower learning rate"
+            )
 
     def update(self) -> Values:
         """Anchor minus parameters: the pseudo-gradient."""
@@ -134,6 +160,10 @@ class Fragment:
                 self.anchor[name].copy_(p)
 
 
+def _trained(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {plain_name(name): p for name, p in module.named_parameters() if p.requires_grad}
+
+
 @contextlib.contextmanager
 def _only_these(optimizer: Optimizer, parameters: Iterable[torch.Tensor]):
     """Hides the gradients of all other parameters, and gives all back: the last inner step has left
@@ -163,9 +193,8 @@ def check_apart(fragments: Sequence[Fragment]) -> None:
 
 def outers_of(outer: Optimizer | Sequence[Optimizer], fragments: int) -> list[Optimizer]:
     """An outer optimizer for each fragment. InvalidArgumentError if they do not fit."""
-    if fragments == 0:
-        raise InvalidArgumentError("model_fragments is empty, expected one module at least")
-    outers = [outer] * fragments if isinstance(outer, Optimizer) else list(outer)
+    listed = list(outer) if isinstance(outer, Iterable) else []
+    outers = [outer] * fragments if isinstance(outer, Optimizer) else listed
     if len(outers) != fragments or not all(isinstance(each, Optimizer) for each in outers):
         raise wrong(
             "outer_optimizer", outer, f"a torch.optim.Optimizer, or {fragments}, one a fragment"

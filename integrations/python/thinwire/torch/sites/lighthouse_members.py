@@ -27,7 +27,14 @@ import torch.distributed as dist
 
 from thinwire import errors
 from thinwire.torch.group import count_user
-from thinwire.torch.sites.meeting import Epoch, EpochGroup, EpochStore, have_most, unless_lost
+from thinwire.torch.sites.meeting import (
+    Epoch,
+    EpochGroup,
+    EpochStore,
+    address_towards,
+    have_most,
+    unless_lost,
+)
 
 _log = logging.getLogger("thinwire")
 
@@ -331,22 +338,26 @@ class LighthouseMembers:
             "attempt": self._attempt, "epochs": self._count, "last": self._last,
             "allow_split": self._allow_split,
         }  # fmt: skip
-        try:
-            quorum = self._client.quorum(
-                replica_id=self._id,
-                timeout=datetime.timedelta(seconds=max(0.1, end - time.monotonic())),
-                address=f"{self._host}:{self._signs.port}",
-                store_address=f"{self._host}:{self._store.port}",
-                step=0,
-                world_size=1,
-                shrink_only=False,
-                data=told,
-            )
-        except (RuntimeError, TimeoutError) as error:
-            raise errors.TimeoutError(
-                f"member '{self.name}': the Lighthouse has no quorum within {self._timeout_s:g} s "
-                f"({error}); look whether it runs, and at its --min_replicas"
-            ) from None
+        said = False
+        while True:
+            try:
+                quorum = self._client.quorum(
+                    replica_id=self._id,
+                    timeout=datetime.timedelta(seconds=max(0.1, end - time.monotonic())),
+                    address=f"{self._host}:{self._signs.port}",
+                    store_address=f"{self._host}:{self._store.port}",
+                    step=0,
+                    world_size=1,
+                    shrink_only=False,
+                    data=told,
+                )
+                break
+            except (RuntimeError, TimeoutError) as error:  # it may be started again
+                waits = f"the Lighthouse has no quorum ({error})"
+            if not said:
+                said = True
+                _log.warning("member '%s' waits: %s", self.name, waits)
+            self._check_time(end, f"{waits}; look whether it runs, and at its --min_replicas")
         listed = sorted(quorum.participants, key=lambda one: one.replica_id)
         return listed, int(quorum.quorum_id)
 
@@ -400,11 +411,9 @@ class LighthouseMembers:
 def _address_towards(address: str) -> str:
     """This machine's address on the interface that leads to the Lighthouse."""
     host, _, port = address.partition("://")[2].rstrip("/").rpartition(":")
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect((host, int(port)))  # sends nothing
-        except (OSError, ValueError) as error:
-            raise errors.InvalidArgumentError(
-                f"address is {address!r}, expected http://host:port of a Lighthouse ({error})"
-            ) from None
-        return probe.getsockname()[0]
+    try:
+        return address_towards(host, int(port))
+    except (OSError, ValueError) as error:
+        raise errors.InvalidArgumentError(
+            f"address is {address!r}, expected http://host:port of a Lighthouse ({error})"
+        ) from None

@@ -6,6 +6,8 @@ transport, its authentication by key and its failure detection are those of grad
 from __future__ import annotations
 
 import contextlib
+import os
+import socket
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -50,6 +52,13 @@ def have_most(here: Iterable[str], last: Iterable[str]) -> bool:
     two groups have at one time (dynamic voting: Jajodia and Mutchler, ACM TODS 15(2), 1990)."""
     wanted = Counter(last)
     return 2 * sum((wanted & Counter(here)).values()) > sum(wanted.values())
+
+
+def address_towards(host: str, port: int) -> str:
+    """This machine's address on the interface that leads to the host. It sends nothing."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((host, port))
+        return probe.getsockname()[0]
 
 
 _Result = TypeVar("_Result")
@@ -226,6 +235,13 @@ class Meeting:
             label = f"sites/{name}/{numel}/{collective}"
             self._buckets[key] = Bucket(label, numel, "float32", op="sum", collective=collective)
         return self._buckets[key]
+
+    def place(self) -> str:
+        """Where this member is, in words: its host, its address towards the others, its process."""
+        address = "no address"
+        with contextlib.suppress(OSError):
+            address = address_towards(self.epoch.group.host or "127.0.0.1", 1)
+        return f"{socket.gethostname()[:40]} ({address}, process {os.getpid()})"
 
     def wire_bytes(self) -> int:
         """Bytes that this member has sent."""

@@ -3,12 +3,13 @@ join() for members that come and go."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 
 import torch.distributed as dist
 
 from thinwire import errors
-from thinwire.arguments import check_flag, check_whole, is_number, wrong
+from thinwire.arguments import check_flag, check_whole, is_finite, is_text, wrong
 from thinwire.torch import group
 from thinwire.torch.sites.lighthouse_members import LighthouseMembers
 from thinwire.torch.sites.meeting import Epoch
@@ -56,7 +57,7 @@ def join(
     name: str,
     *,
     min_members: int = 2,
-    key_file: str | None = None,
+    key_file: str | os.PathLike[str] | None = None,
     host: str | None = None,
     timeout_s: float = 300.0,
     beat_s: float = 0.2,
@@ -89,12 +90,15 @@ def join(
         InvalidArgumentError: an argument cannot be.
         UnavailableError: torchft is not installed, or there is no Lighthouse at the address.
     """
-    if not isinstance(name, str) or not name:
-        raise wrong("name", name, "text that is not empty")
+    if not is_text(name) or not name:
+        raise wrong("name", name, "text in UTF-8 without NUL that is not empty")
+    key_file = os.fspath(key_file) if isinstance(key_file, os.PathLike) else key_file
+    if key_file is not None and not is_text(key_file):
+        raise wrong("key_file", key_file, "the path of a file, or None")
     check_whole("min_members", min_members, 1)
     check_flag("allow_split", allow_split)
     for what, value in (("timeout_s", timeout_s), ("beat_s", beat_s), ("dead_s", dead_s)):
-        if not (is_number(value) and value > 0):
+        if not (is_finite(value) and value > 0):
             raise wrong(what, value, "a number of seconds above 0")
     if not beat_s < dead_s:
         raise errors.InvalidArgumentError(

@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from thinwire.arguments import check_whole, wrong
+from thinwire.arguments import check_whole, is_finite, wrong
 from thinwire.errors import InvalidArgumentError
 
 
@@ -29,8 +29,8 @@ class Overhead:
     most: int = 4096
 
     def __post_init__(self) -> None:
-        if not 0 < self.share < 1:
-            raise InvalidArgumentError(f"share is {self.share!r}, expected between 0 and 1")
+        if not (is_finite(self.share) and 0 < self.share < 1):
+            raise wrong("share", self.share, "a number between 0 and 1")
         check_whole("first", self.first, 1)
         check_whole("most", self.most, self.first)
 

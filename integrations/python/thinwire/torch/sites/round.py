@@ -3,10 +3,12 @@ round itself, its report, and the ways to its result. Rounds (rounds.py) makes r
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import math
-from collections.abc import Callable, Iterable, Sequence
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
@@ -26,6 +28,7 @@ from thinwire.torch.sites.updates import (
 )
 
 NO_DIGEST = bytes(16)
+MOST_WORK = 1e18  # that a member counts in a round, so that sums of weights stay finite
 
 
 class Members(Protocol):
@@ -76,6 +79,11 @@ class Model(Protocol):
 
     def load(self, state: bytes, keep_steps: bool) -> None: ...
 
+    def alike(self) -> dict[str, Any]:
+        """Return what members must have alike to train together, by the argument's name. It does
+        not change."""
+        ...
+
     def since(self) -> int:
         """Return the steps since the last round began."""
         ...
@@ -114,6 +122,44 @@ class Report(NamedTuple):
             "digest": self.digest,
         }
         return json.dumps(line, allow_nan=False) + "\n"
+
+
+class RoundLog:
+    """A file to which a line is appended for each committed round, as it is committed.
+
+    Rounds go on while it cannot be written, as on a full disk: a warning says so once. Lines wait
+    in the file's buffer for space, and those that do not fit there are left out."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        """InvalidArgumentError if it cannot be opened."""
+        try:
+            self._file = open(path, "a", buffering=1, encoding="utf-8")  # noqa: SIM115
+        except (OSError, TypeError, ValueError) as error:
+            raise errors.InvalidArgumentError(
+                f"round_log is {path!r}, expected a file that can be appended to ({error})"
+            ) from None
+        self._warned = False
+
+    def write(self, report: Report) -> None:
+        with self._or_warning():
+            self._file.write(report.as_line())
+
+    def close(self) -> None:
+        """May be called twice."""
+        with self._or_warning():
+            self._file.close()
+
+    @contextlib.contextmanager
+    def _or_warning(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if not self._warned:
+                self._warned = True
+                errors.warn(
+                    f"round_log {self._file.name!r} cannot be written ({error}), and may lack "
+                    "rounds; training goes on; make space for it"
+                )
 
 
 @dataclass(eq=False)

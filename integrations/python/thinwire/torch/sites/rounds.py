@@ -29,7 +29,6 @@ import contextlib
 import hashlib
 import itertools
 import logging
-import math
 import struct
 import time
 from collections import Counter, deque
@@ -41,8 +40,10 @@ import torch
 from thinwire import errors
 from thinwire.config import Config
 from thinwire.torch.agree import digest as digest_of
+from thinwire.torch.sites.alike import check_alike, check_names, check_secure, digests_of
 from thinwire.torch.sites.meeting import MOST_IN_ONE_HOP, Epoch, Gather, Meeting
 from thinwire.torch.sites.round import (
+    MOST_WORK,
     NO_DIGEST,
     Members,
     Model,
@@ -52,18 +53,17 @@ from thinwire.torch.sites.round import (
     combine,
     reduce_owned,
 )
-from thinwire.torch.sites.secure import FEWEST, MOST, SCALE, Masks, SumCodec
+from thinwire.torch.sites.secure import SCALE, Masks, SumCodec
 from thinwire.torch.sites.state import memory_of, pack, unpack
 from thinwire.torch.sites.updates import Rule, UpdateCodec, Values, mean
 
 _log = logging.getLogger("thinwire")
 
-# Round, fragment, whether somebody waits to come in, weight, seconds of a round and of a step,
-# digest of the codecs.
-_HEADER = struct.Struct("<QIIdddQ16x")
+# Round, fragment, whether somebody waits to come in, weight, seconds of a round and of a step.
+_HEADER = struct.Struct("<QIIddd24x")
 # Rounds committed, digest of the last one, whether it has the group's state, digest of the next
-# round's result (zeros: not there), rounds begun, steps since, whether sums are secure.
-_STATUS = struct.Struct("<Q16sI16sQQ?")
+# round's result (zeros: not there), rounds begun, steps since. digests_of() follow.
+_STATUS = struct.Struct("<Q16sI16sQQ")
 _SIZE = struct.Struct("<Q16s")  # of a state, and its digest
 _DIGEST = 16
 _ABSENT = b"\xff" * _DIGEST  # in a status: others made the next round without this member
@@ -198,7 +198,7 @@ class Rounds:
         one.gathers, one.attempt = [], None
         header = _HEADER.pack(
             one.number, one.fragment, self._members.wants_change(), one.weight,
-            *self._model.measured(), _short(repr(one.codec.specs).encode()),
+            *self._model.measured(),
         )  # fmt: skip
         meeting = self._meeting
         if self._masks is not None or one.in_two_hops:
@@ -404,6 +404,10 @@ class Rounds:
             if one.digest == _ABSENT:
                 one.digest = NO_DIGEST
         told, furthest, sources = self._tell_status(meeting)
+        known = any(each[2] for each in told)
+        names, digests = list(self._model.alike()), [each[6] for each in told]
+        check_alike(meeting.epoch, sources[0], names, digests, known)
+        check_names(meeting, [each[2] for each in told])
         # A member may have all votes of a round that another lacks, but not of two.
         last = (furthest - 1, told[sources[0]][1])
         behind = [rank for rank, each in enumerate(told) if each[2] and (each[0], each[3]) == last]
@@ -413,7 +417,7 @@ class Rounds:
             told, furthest, sources = self._tell_status(meeting)
         self._masks = None
         if self._rule is None:
-            _check_secure(meeting.epoch)
+            check_secure(meeting.epoch)
             self._masks = Masks.agree(meeting)
             if self._hand_result_over(meeting, told, furthest, sources):
                 told, furthest, sources = self._tell_status(meeting)
@@ -439,17 +443,13 @@ class Rounds:
     def _tell_status(self, meeting: Meeting) -> tuple[list[tuple], int, list[int]]:
         """Return what each member tells, how many rounds are committed, and by whom."""
         result = self._open[0].digest if self._open else NO_DIGEST
-        secure = self._rule is None
         mine = _STATUS.pack(
-            self.committed, self._last, self._known, result, self.begun, self._model.since(), secure
+            self.committed, self._last, self._known, result, self.begun, self._model.since()
         )
-        told = [_STATUS.unpack(each) for each in meeting.tell("status", mine)]
-        for rank, each in enumerate(told):
-            if each[6] != secure:
-                raise errors.MismatchError(
-                    f"member {rank} ('{meeting.epoch.names[rank]}') has secure={each[6]}, expected "
-                    f"{secure} as this member; pass the same secure= on all members"
-                )
+        told = [
+            (*_STATUS.unpack_from(each), each[_STATUS.size :])
+            for each in meeting.tell("status", mine + digests_of(self._model.alike()))
+        ]
         knowing = [rank for rank, each in enumerate(told) if each[2] and each[3] != _ABSENT]
         furthest = max((told[rank][0] for rank in knowing), default=0)
         return told, furthest, [rank for rank in knowing if told[rank][0] == furthest] or [0]
@@ -602,30 +602,16 @@ def _digest_of(seen: bytes, result: Values) -> bytes:
     return digest.digest()[:_DIGEST]
 
 
-def _check_secure(epoch: Epoch) -> None:
-    if not FEWEST <= epoch.size <= MOST:
-        raise errors.InvalidArgumentError(
-            f"{epoch.size} members {list(epoch.names)} with secure=True, expected {FEWEST} to "
-            f"{MOST}: with two each knows the other's update from the sum, and with more than "
-            f"{MOST} the codes are too coarse; pass min_members={FEWEST} to join(), or train "
-            "without secure="
-        )
-
-
 def _check_heads(heads: list[tuple], epoch: Epoch) -> None:
     mine = heads[epoch.rank]
     for rank, head in enumerate(heads):
-        if (head[0], head[1], head[6]) != (mine[0], mine[1], mine[6]):
+        if head[:2] != mine[:2]:
             raise errors.MismatchError(
-                f"member {rank} ('{epoch.names[rank]}') is in round {head[0]}, fragment {head[1]}, "
-                f"codecs {head[6]:016x}; expected round {mine[0]}, fragment {mine[1]}, codecs "
-                f"{mine[6]:016x}; use the same model, fragments, codec and sync_every"
+                f"member {rank} ('{epoch.names[rank]}') is in round {head[0]}, fragment {head[1]}; "
+                f"expected round {mine[0]}, fragment {mine[1]}; use the same sync_every"
             )
-        if not (math.isfinite(head[3]) and head[3] >= 0):
+        if not 0 <= head[3] <= MOST_WORK:
             raise errors.MismatchError(
-                f"member {rank} ('{epoch.names[rank]}') has weight {head[3]}, expected 0 or more"
+                f"member {rank} ('{epoch.names[rank]}') has weight {head[3]}, expected 0 to "
+                f"{MOST_WORK:g}; look at what it passes to saw()"
             )
-
-
-def _short(data: bytes) -> int:
-    return int.from_bytes(hashlib.sha256(data).digest()[:8], "little")

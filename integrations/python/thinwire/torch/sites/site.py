@@ -202,18 +202,5 @@ def check_group(site_group: object) -> dist.ProcessGroup | None:
     return members if dist.get_world_size(members) > 1 else None
 
 
-def check_names(names: Sequence[str], rank: int) -> None:
-    """InvalidArgumentError if ranks of one launcher take part as members of one name: they are one
-    site, and nobody has said so. names: of the members, by rank."""
-    if not group.is_initialized() or dist.get_world_size() == 1:
-        return
-    if (count := names.count(names[rank])) > 1:
-        raise errors.InvalidArgumentError(
-            f"{count} members have the name '{names[rank]}', and torch.distributed has "
-            f"{dist.get_world_size()} ranks here; if these ranks are one site, pass "
-            "site_group=torch.distributed.group.WORLD, else give each rank a name of its own"
-        )
-
-
 def _short(data: bytes) -> int:
     return int.from_bytes(hashlib.sha256(data).digest()[:8], "little")

@@ -5,11 +5,14 @@ from __future__ import annotations
 
 import ctypes
 import json
+import reprlib
 import struct
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
+from thinwire.arguments import is_number
 from thinwire.errors import InvalidArgumentError
 
 _LENGTH = struct.Struct("<Q")
@@ -45,6 +48,45 @@ def unpack(data: bytes) -> Any:
         raise InvalidArgumentError(
             f"these {len(data)} bytes are no packed state: {error}"
         ) from None
+
+
+def check_like(path: str, got: Any, like: Any) -> None:
+    """InvalidArgumentError that names what is missing, unknown or of another kind in `got`, which
+    is to have the keys, lengths, shapes and dtypes of `like`; None there stands for anything."""
+    if isinstance(like, torch.Tensor):
+        if not isinstance(got, torch.Tensor):
+            raise _unlike(f"{path} is {reprlib.repr(got)}, expected a tensor")
+        if (got.shape, got.dtype) != (like.shape, like.dtype):
+            raise _unlike(
+                f"{path} has shape {list(got.shape)} and {got.dtype}, expected "
+                f"{list(like.shape)} and {like.dtype}"
+            )
+    elif isinstance(like, Mapping):
+        if not isinstance(got, Mapping):
+            raise _unlike(f"{path} is {reprlib.repr(got)}, expected a dict")
+        missing = [key for key in like if key not in got]
+        unknown = [key for key in got if key not in like]
+        if missing or unknown:
+            raise _unlike(
+                f"{path} lacks the keys {reprlib.repr(missing)}, and has the keys "
+                f"{reprlib.repr(unknown)} that this one has not"
+            )
+        for key, each in like.items():
+            check_like(f"{path}[{key!r}]", got[key], each)
+    elif isinstance(like, list):
+        if not isinstance(got, (list, tuple)) or len(got) != len(like):
+            found = f"{len(got)} entries" if isinstance(got, (list, tuple)) else reprlib.repr(got)
+            raise _unlike(f"{path} has {found}, expected {len(like)}")
+        for at, each in enumerate(like):
+            check_like(f"{path}[{at}]", got[at], each)
+    elif like is not None and not is_number(got):
+        raise _unlike(f"{path} is {reprlib.repr(got)}, expected a number")
+
+
+def _unlike(message: str) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        f"{message}; load what the same model, fragments and options have saved"
+    )
 
 
 def _to_json(value: Any, tensors: list[bytes]) -> Any:

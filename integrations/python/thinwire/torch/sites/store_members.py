@@ -89,6 +89,10 @@ class _Watch:
             except RuntimeError as error:
                 with self._lock:
                     self._failed = error
+                _log.warning(
+                    "the store of the members does not answer: %s; rounds go on until a member is "
+                    "lost, and nobody can come in", error
+                )  # fmt: skip
                 return
 
     def _look(self) -> None:

@@ -1,0 +1,89 @@
+"""Checks that the members of a meeting can train together: they tell digests of what they need
+alike, and where one differs it is named.
+
+Where nobody has trained, all members raise the error, since the run was started wrongly. Where some
+have, only those raise it that are unlike them: they leave, and the others go on with a warning."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from thinwire import errors
+from thinwire.torch.sites.meeting import Epoch, Meeting
+from thinwire.torch.sites.secure import FEWEST, MOST
+
+_log = logging.getLogger("thinwire")
+
+_DIGEST = 8
+_PLACE = 96  # bytes of a member's place, in words
+
+
+def digests_of(alike: Mapping[str, Any]) -> bytes:
+    """Return bytes that are equal where the values are."""
+    texts = [repr(each).encode() for each in alike.values()]
+    return b"".join(hashlib.sha256(text).digest()[:_DIGEST] for text in texts)
+
+
+def check_alike(epoch: Epoch, one: int, names: list[str], told: list[bytes], known: bool) -> None:
+    """MismatchError on members that are unlike member `one`, and on all if none has trained.
+
+    Args:
+        names: of the arguments that are to be alike.
+        told: each member's digests_of() these.
+        known: some have the group's state.
+    """
+    parts = [(name, slice(at * _DIGEST, (at + 1) * _DIGEST)) for at, name in enumerate(names)]
+    for rank, name in enumerate(epoch.names):
+        if other := [what for what, part in parts if told[rank][part] != told[one][part]]:
+            _refuse(
+                errors.MismatchError(
+                    f"member {rank} ('{name}') has another {', '.join(other)} than member {one} "
+                    f"('{epoch.names[one]}'); pass the same on all members"
+                ),
+                rank == epoch.rank or not known,
+            )
+
+
+def check_names(meeting: Meeting, known: list[bool]) -> None:
+    """InvalidArgumentError on members whose name another one has, but for one that has trained.
+    known: whether each has the group's state."""
+    names = meeting.epoch.names
+    if len(set(names)) == len(names):
+        return
+    mine = meeting.place().encode()[:_PLACE].ljust(_PLACE)
+    places = [each.decode(errors="replace").strip() for each in meeting.tell("place", mine)]
+    for name, count in Counter(names).items():
+        of_name = [rank for rank in range(len(names)) if names[rank] == name]
+        first = next((rank for rank in of_name if known[rank]), None)
+        if count > 1:
+            _refuse(
+                errors.InvalidArgumentError(
+                    f"{count} members have the name '{name}', at "
+                    f"{' and '.join(places[rank] for rank in of_name)}; give each a name of its "
+                    "own, or, if they are ranks of one site, pass "
+                    "site_group=torch.distributed.group.WORLD"
+                ),
+                not any(known) or (meeting.epoch.rank in of_name and meeting.epoch.rank != first),
+            )
+
+
+def _refuse(error: errors.Error, here: bool) -> None:
+    """Raises the error if this member is meant. Else it goes on, when those who are have left."""
+    if here:
+        raise error
+    _log.warning("%s", error)
+
+
+def check_secure(epoch: Epoch) -> None:
+    """InvalidArgumentError unless so many members may add up secure sums."""
+    if not FEWEST <= epoch.size <= MOST:
+        raise errors.InvalidArgumentError(
+            f"{epoch.size} members {list(epoch.names)} with secure=True, expected {FEWEST} to "
+            f"{MOST}: with two each knows the other's update from the sum, and with more than "
+            f"{MOST} the codes are too coarse; pass min_members={FEWEST} to join(), or train "
+            "without secure="
+        )
