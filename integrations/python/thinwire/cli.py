@@ -137,6 +137,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # `| head` has read enough; Python's own flush at exit must not fail
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    except (errors.Error, OSError) as error:
+    except (errors.Error, OSError, ModuleNotFoundError) as error:
         print(f"thinwire {arguments.command}: {error}", file=sys.stderr)
         return 1

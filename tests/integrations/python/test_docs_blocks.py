@@ -198,7 +198,7 @@ def test_a_c_block_compiles(block, tmp_path):
 
 
 TARGETS = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.M))
-SYSTEM = {"pip", "export", "openssl", "chmod", "wg", "ip", "python"}
+SYSTEM = {"pip", "export", "openssl", "chmod", "wg", "ip", "python", "cc"}
 STARTERS = {"torchrun", "srun", "mpirun", "mpiexec"}
 
 
