@@ -34,15 +34,17 @@ for example in integrations/examples/*.py; do
   name=${example##*/}
   program=/examples/$name
   case $name in
-    plain_loop.py | fsdp.py) command=(torchrun --nproc-per-node 2 "$program") ;;
+    ddp.py | fsdp2.py | replicate.py | plain_loop.py | accelerate_loop.py | hf_trainer.py)
+      command=(torchrun --nproc-per-node 2 "$program") ;;
     train_accelerate.py | train_transformers.py)
       command=(torchrun --nproc-per-node 2 "$program" "/tmp/$name.out") ;;
     horovod_checkpoints.py) command=(torchrun --nproc-per-node 2 "$program" "/tmp/$name.out" --epochs 1) ;;
     horovod_digits.py) command=(torchrun --nproc-per-node 2 "$program" --epochs 1 --compression int4) ;;
     horovod_benchmark.py) command=(torchrun --nproc-per-node 2 "$program" --compression int4) ;;
     train_lightning.py | train_fabric.py | train_ray.py) command=(python "$program" "/tmp/$name.out") ;;
-    recover.py | train_torchft.py | ray_executor.py) command=(python "$program") ;;
-    ray_servers.py) continue ;; # it needs libzmq, which is not in the root
+    recover.py | train_torchft.py | ray_executor.py | lightning_trainer.py | ray_train.py)
+      command=(python "$program") ;;
+    ray_servers.py | sites_private.py) continue ;; # they need libzmq and Opacus, which are not in the root
     *) echo "$name: this script does not know how to start it" >&2 && exit 1 ;;
   esac
   begin=$SECONDS

@@ -8,11 +8,18 @@
 #include <filesystem>
 #include <string>
 
+#include "absl/strings/strip.h"
+
 namespace thinwire {
 
-// Null if it can't be loaded; dlerror() says why.
+// Null if it can't be loaded; WhyNotLoaded() says why.
 inline void* OpenLibrary(const std::string& name) {
   return dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
+}
+
+// dlerror() without the name that most of its messages begin with.
+inline std::string WhyNotLoaded(const std::string& name) {
+  return std::string(absl::StripPrefix(dlerror(), name + ": "));
 }
 
 // Finds functions of one library.

@@ -1,7 +1,6 @@
 /* A plain allreduce, replaced: compare the two lines that are marked.
  *
- *   mkdir -p /tmp/meeting; for r in 0 1; do build/integrations/c/c_example $r 2 /tmp/meeting &
- * done; wait
+ *   at=$(mktemp -d); for r in 0 1; do build/integrations/c/c_example $r 2 $at & done; wait
  */
 #include <math.h>
 #include <stdio.h>

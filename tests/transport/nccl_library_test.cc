@@ -59,6 +59,7 @@ void ExpectRefusal(const std::string& path, std::initializer_list<const char*> w
     EXPECT_TRUE(absl::StrContains(nccl.status().message(), word))
         << word << " in: " << nccl.status();
   }
+  EXPECT_FALSE(absl::StrContains(nccl.status().message(), path + ": " + path)) << nccl.status();
 }
 
 TEST_F(NcclLibraryTest, TheNamedFileIsTaken) {

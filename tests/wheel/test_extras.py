@@ -37,6 +37,12 @@ def test_every_tested_framework_has_an_extra():
     assert tested <= wanted
 
 
+def test_the_check_of_the_wheel_starts_every_example():
+    cases = (ROOT / "scripts/wheel_check.sh").read_text().split("case $name in")[1]
+    named = set(re.findall(r"\w+\.py", cases.split("*) echo")[0]))
+    assert named == {file.name for file in (ROOT / "integrations/examples").glob("*.py")}
+
+
 def test_documents_name_extras_that_exist():
     pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *ROOT.glob("integrations/**/*.md")]
     named = {

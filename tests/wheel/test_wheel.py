@@ -33,6 +33,11 @@ def test_the_tag_names_a_c_library(wheel):
     assert all(int(re.search(r"_2_(\d+)_", tag)[1]) <= 36 for tag in tags)
 
 
+def test_c_programs_find_the_header(wheel):
+    header = Path(__file__).resolve().parents[2] / "integrations/c/thinwire.h"
+    assert wheel.read("thinwire/include/thinwire.h") == header.read_bytes()
+
+
 def test_every_library_has_a_licence(wheel):
     rows = [row.split("\t") for row in read(wheel, "licenses/bundled/libraries.tsv").splitlines()]
     licences = dict(rows)

@@ -1,6 +1,5 @@
 #include "transport/nccl/nccl_library.h"
 
-#include <dlfcn.h>
 #include <link.h>
 
 #include <filesystem>
@@ -101,7 +100,7 @@ absl::StatusOr<std::shared_ptr<const NcclLibrary>> LoadNccl(const std::string& p
   const absl::StatusOr<std::string> chosen = Choose(path);
   if (!chosen.ok()) return chosen.status();
   void* const handle = OpenLibrary(*chosen);
-  if (handle == nullptr) return Unusable(*chosen, dlerror());
+  if (handle == nullptr) return Unusable(*chosen, WhyNotLoaded(*chosen));
   NcclResult (*get_version)(int*);
   FunctionFinder find(handle);
   find("ncclGetVersion", &get_version);

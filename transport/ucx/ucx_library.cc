@@ -1,6 +1,5 @@
 #include "transport/ucx/ucx_library.h"
 
-#include <dlfcn.h>
 #include <signal.h>
 
 #include <array>
@@ -68,7 +67,7 @@ absl::StatusOr<std::shared_ptr<const UcxLibrary>> LoadUcx(const std::string& pat
   const std::string name = path.empty() ? "libucp.so.0" : path;
   const SignalHandlersKept kept;
   void* const handle = OpenLibrary(name);
-  if (handle == nullptr) return Unusable(name, dlerror());
+  if (handle == nullptr) return Unusable(name, WhyNotLoaded(name));
   decltype(&ucp_get_version) get_version;
   FunctionFinder find(handle);
   find("ucp_get_version", &get_version);

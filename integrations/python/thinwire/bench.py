@@ -49,10 +49,12 @@ def _check(arguments: argparse.Namespace) -> None:
     file = arguments.json
     if file is not None and not file.parent.is_dir():
         raise InvalidArgumentError(f"'{file}': there is no folder '{file.parent}'; make it")
-    if arguments.rounds < 1 or arguments.ranks < 2 or min(arguments.sizes) < 1:
+    counts = arguments.rounds >= 1 and arguments.ranks >= 2 and min(arguments.sizes) >= 1
+    if not (counts and arguments.seconds >= 0):  # NaN is never reached
         raise InvalidArgumentError(
-            f"--rounds is {arguments.rounds}, --ranks {arguments.ranks} and --sizes "
-            f"{arguments.sizes}, expected at least 1 round, 2 ranks and 1 KiB"
+            f"--rounds is {arguments.rounds}, --ranks {arguments.ranks}, --sizes {arguments.sizes} "
+            f"and --seconds {arguments.seconds}, expected at least 1 round, 2 ranks, 1 KiB and "
+            "0 seconds"
         )
 
 

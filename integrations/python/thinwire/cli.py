@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from thinwire import errors
+from thinwire import errors, version
 
 
 def _trace(arguments: argparse.Namespace) -> int:
@@ -40,6 +41,9 @@ def _doctor(arguments: argparse.Namespace) -> int:
         from thinwire import canary
 
         return canary.main(arguments)
+    for option in ("codecs", "topologies", "ranks", "seconds"):
+        if getattr(arguments, option) != arguments.parser.get_default(option):
+            raise errors.InvalidArgumentError(f"--{option} is an option of --canary; add that")
     from thinwire import doctor
 
     return doctor.main()
@@ -52,6 +56,12 @@ def _serve(arguments: argparse.Namespace) -> int:
     return 0
 
 
+class _Version(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        print(f"thinwire {version()}")
+        parser.exit()
+
+
 def _sizes(text: str) -> list[int]:
     return [int(part) for part in text.split(",")]
 
@@ -61,6 +71,7 @@ _sizes.__name__ = "list of whole numbers"  # argparse's message names it
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="thinwire", description="Gradient compression for DDP.")
+    parser.add_argument("--version", action=_Version, nargs=0, help="print it and exit")
     commands = parser.add_subparsers(dest="command", required=True)
     doctor = commands.add_parser("doctor", help="what is here, what is missing, what to do")
     doctor.add_argument(
@@ -74,9 +85,13 @@ def _parser() -> argparse.ArgumentParser:
         "--topologies", default="flat,grid,hierarchical",
         help="of the canary, separated by commas; those that the ranks do not form are left out",
     )  # fmt: skip
-    doctor.add_argument("--ranks", type=int, default=2, help="here, if no launcher started this")
-    doctor.add_argument("--seconds", type=float, default=25.0, help="no case begins later")
-    doctor.set_defaults(run=_doctor)
+    doctor.add_argument(
+        "--ranks", type=int, default=2, help="of the canary here, if no launcher started this"
+    )
+    doctor.add_argument(
+        "--seconds", type=float, default=25.0, help="of the canary: no case begins later"
+    )
+    doctor.set_defaults(run=_doctor, parser=doctor)
     bench = commands.add_parser(
         "bench",
         help="codecs, link and allreduces of this machine, or under a launcher of a cluster",
@@ -116,7 +131,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit status: 0, or 1 if something needed is missing."""
     arguments = _parser().parse_args(argv)
     try:
-        return arguments.run(arguments)
-    except errors.Error as error:
+        status = arguments.run(arguments)
+        print(end="", flush=True)
+        return status
+    except BrokenPipeError:  # `| head` has read enough; Python's own flush at exit must not fail
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except (errors.Error, OSError, ModuleNotFoundError) as error:
         print(f"thinwire {arguments.command}: {error}", file=sys.stderr)
         return 1

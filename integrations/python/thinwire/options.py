@@ -79,6 +79,7 @@ _TEXT = Kind(
     "text in UTF-8 without NUL", str, is_text,
     lambda value: None if value is None else value.encode(),
 )  # fmt: skip
+_SPEC = Kind("a codec such as 'int4', or a dict of them by pattern", str, is_text, _TEXT.to_c)
 _ONE_NAME = Kind(
     "the name of one network interface", str,
     lambda value: is_text(value) and "," not in value, _TEXT.to_c,
@@ -164,7 +165,7 @@ class Config:
     cuda_library: str | None = _setting(None, _TEXT, "const char*",
         "path of libthinwire_cuda.so", "THINWIRE_CUDA_LIB",
         argument=False, default="beside libthinwire.so")
-    codec: str = _setting("int4", _TEXT, "const char*",
+    codec: str = _setting("int4", _SPEC, "const char*",
         "codec of the gradients; in C several, separated by `;`, which segments choose from",
         "THINWIRE_CODEC", equal=COMPARED)
     momentum: float = _setting(0.0, _MOMENTUM, "float",

@@ -284,6 +284,17 @@ def test_the_command_needs_ranks(capsys):
     assert "torchrun" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("make, words", [
+    (":make", "':make' is not there"),
+    ("test_advise:CODECS", "expected a function"),
+    ("test_advise:make_mlp", "expected (model, optimizer, run)"),
+])  # fmt: skip
+def test_the_command_needs_a_function_that_makes_all(make, words, capsys, monkeypatch):
+    monkeypatch.setenv("RANK", "0")
+    assert cli.main(["advise", make]) == 1
+    assert words in capsys.readouterr().err
+
+
 def automatic(rank: int, bytes_per_s: float, loss: float, policy: str, steps: int = 50):
     real = auto.probe
 

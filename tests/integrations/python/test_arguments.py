@@ -82,6 +82,7 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     "reduce's name": (lambda: GradientExchange().reduce({5: ones}), "5 is no name"),
     "gradients of 5": (lambda: GradientExchange().reduce_gradients({"a": 5}), "'a': got int"),
     "load 5": (lambda: State().load_state_dict(5), "expected a thinwire state dict.*'int'"),
+    "load {}": (lambda: State().load_state_dict({}), "a dict without a format"),
     "load []": (lambda: State().load_state_dict([]), "one state dict of each rank"),
     "load half": (lambda: State().load_state_dict({"format": 2}), "is damaged: codec is None"),
     "load no tensors": (

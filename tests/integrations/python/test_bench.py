@@ -48,6 +48,7 @@ def test_the_command_starts_two_ranks_and_reports(tmp_path):
         (("--codecs", "int3"), "unknown codec 'int3'"),
         (("--ranks", "1"), "2 ranks"),
         (("--sizes", "0"), "1 KiB"),
+        (("--seconds", "nan"), "--seconds nan"),
         (("--json", "/no/such/folder.json"), "there is no folder '/no/such'; make it"),
     ],
 )

@@ -1,5 +1,6 @@
 """The commands, the library's search path, and torchrun."""
 
+import json
 import os
 import subprocess
 import sys
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 import thinwire
 from ranks import HANG_S, started_programs, torchrun
-from thinwire import _library
+from thinwire import _library, cli
 
 PACKAGE = Path(thinwire.__file__).resolve().parents[1]
 
@@ -90,6 +91,37 @@ def test_a_library_that_does_not_load(tmp_path, monkeypatch):
     monkeypatch.setenv("THINWIRE_LIBRARY", str(file))
     with pytest.raises(thinwire.UnavailableError, match="does not load"):
         _library.load.__wrapped__()
+
+
+def test_the_version_is_told():
+    done = command("-m", "thinwire", "--version")
+    assert done.stdout == f"thinwire {thinwire.version()}\n", done.stderr
+
+
+def test_output_that_nobody_reads_is_no_traceback():
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "wb") as closed:
+        done = subprocess.run(
+            [sys.executable, "-m", "thinwire", "doctor"], stdout=closed, stderr=subprocess.PIPE,
+            text=True, timeout=HANG_S, check=False,
+        )  # fmt: skip
+    assert done.returncode == 1 and done.stderr == ""
+
+
+@pytest.mark.parametrize("out", ["/no/such/all.json", "/dev/full"])
+def test_output_that_can_not_be_written_is_said(out, tmp_path, capsys):
+    (tmp_path / "run.json").write_text("[]")
+    trace = {"name": "clock", "ph": "X", "pid": 0, "tid": 0, "ts": 0, "dur": 1}
+    (tmp_path / "run.json").write_text(json.dumps([trace]))
+    assert cli.main(["trace", str(tmp_path / "run.json"), "--out", out]) == 1
+    assert capsys.readouterr().err.startswith("thinwire trace: [Errno")
+
+
+@pytest.mark.parametrize("option", ["--ranks", "--codecs", "--topologies", "--seconds"])
+def test_an_option_of_the_canary_needs_the_canary(option, capsys):
+    assert cli.main(["doctor", option, "3"]) == 1
+    assert f"{option} is an option of --canary" in capsys.readouterr().err
 
 
 TORCHRUN = """

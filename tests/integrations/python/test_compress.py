@@ -346,6 +346,8 @@ def test_a_model_compressed_twice_says_which_call_to_remove():
 
 def refused(rank: int):
     ddp, module = DistributedDataParallel(make_mlp()), make_mlp()
+    bare = torch.optim.SGD(ddp.parameters(), lr=0.1)
+    others = torch.optim.SGD(make_mlp().parameters(), lr=0.1, momentum=0.9)
     for model, options, words in [
         ("model", {}, "model is 'model'"),
         (ddp, {"optimizer": 5}, "optimizer is 5"),
@@ -356,6 +358,9 @@ def refused(rank: int):
         (module, {"momentum": 0.9}, "no optimizer to take it out of"),
         (make_mlp().requires_grad_(False), {}, "without trained parameters"),
         (ddp, {"codec": "onebit"}, "Pass optimizer="),
+        (ddp, {"codec": "onebit", "optimizer": bare}, "an SGD with momentum"),
+        (ddp, {"codec": "onebit", "optimizer": others}, "rank .: the optimizer has no parameter"),
+        (ddp, {"codec": 4}, "codec is 4, expected a codec such as 'int4'"),
     ]:
         with pytest.raises(thinwire.InvalidArgumentError, match=words):
             tw.compress(model, **options)

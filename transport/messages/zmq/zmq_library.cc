@@ -1,7 +1,5 @@
 #include "transport/messages/zmq/zmq_library.h"
 
-#include <dlfcn.h>
-
 #include <system_error>
 
 #include "absl/strings/match.h"
@@ -64,12 +62,12 @@ absl::StatusOr<std::shared_ptr<const ZmqLibrary>> LoadZmq(const std::string& pat
   std::string name = path.empty() ? kFileName : path;
   void* handle = OpenLibrary(name);
   if (handle == nullptr) {
-    const std::string why = dlerror();
+    const std::string why = WhyNotLoaded(name);
     const std::string wheel = path.empty() ? WheelCopy() : "";
     if (wheel.empty()) return Unusable(name, why);
     name = wheel;
     handle = OpenLibrary(name);
-    if (handle == nullptr) return Unusable(name, dlerror());
+    if (handle == nullptr) return Unusable(name, WhyNotLoaded(name));
   }
   void (*get_version)(int*, int*, int*);
   int (*has)(const char*);

@@ -229,18 +229,26 @@ def _import(name: str) -> Callable[[], Any]:
     module, _, function = name.partition(":")
     sys.path.insert(0, os.getcwd())
     try:
-        return getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError) as error:
+        found = getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError, ValueError) as error:
         raise InvalidArgumentError(
             f"{name!r} is not there ({error}); expected MODULE:FUNCTION, as in `{_HOW}`"
         ) from error
+    if not callable(found):
+        raise InvalidArgumentError(f"{name!r} is {found!r}, expected a function")
+    return found
 
 
 def main(make: str, codecs: str | None) -> int:
     """`thinwire advise` on every rank; rank 0 prints the table."""
     if "RANK" not in os.environ:
         raise InvalidArgumentError(f"there are no ranks to measure between; start it with `{_HOW}`")
-    model, optimizer, run = _import(make)()
+    made = _import(make)()
+    if not (isinstance(made, tuple) and len(made) == 3 and callable(made[2])):
+        raise InvalidArgumentError(
+            f"{make}() returned {made!r}, expected (model, optimizer, run) with a function run()"
+        )
+    model, optimizer, run = made
     cuda = next(model.parameters()).is_cuda
     dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo")
     if cuda:

@@ -156,6 +156,13 @@ def _hook_on(
             "own, and DDP takes one; leave it out, and take torch.autocast or a bf16 model"
         )
     names = trained_names(module, group, model.parameters_to_ignore if ddp else ())
+    if optimizer is not None and not any(
+        parameter in names for each in optimizer.param_groups for parameter in each["params"]
+    ):
+        raise InvalidArgumentError(
+            f"rank {rank_or_0(group)}: the optimizer has no parameter of this model, expected one "
+            "made of model.parameters()"
+        )
     options = {
         "structure": tensors.structure_of(module),
         **_momentum_of(codec, optimizer, options),

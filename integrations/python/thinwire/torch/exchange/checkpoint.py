@@ -228,7 +228,8 @@ _CONTENT = {"codec": (str, Mapping), "world": int, "rank": int, "steps": int, "s
 
 def _check_format(saved: Any) -> None:
     if not isinstance(saved, Mapping) or saved.get("format") != FORMAT:
-        got = saved.get("format") if isinstance(saved, Mapping) else type(saved).__name__
+        none = "a dict without a format"
+        got = saved.get("format", none) if isinstance(saved, Mapping) else type(saved).__name__
         raise InvalidArgumentError(
             f"expected a thinwire state dict of format {FORMAT}, got {got!r}; pass what "
             "State.state_dict() gave"

@@ -104,9 +104,8 @@ class OwnedMomentum:
         if changed and torch.stack(changed).any():  # a GPU is asked once
             raise InvalidArgumentError(
                 "gradients were changed between backward() and step(): they are momentum now, "
-                "which clipping and unscaling would spoil. Clip by value with "
-                "State(clip_value=...); clipping by norm and GradScaler do not go together "
-                f"with State(momentum={self._momentum})"
+                "which clipping and unscaling would spoil. Under DDP clip by the options "
+                "clip_value= or clip_norm=, which act before the exchange; leave GradScaler out"
             )
 
 

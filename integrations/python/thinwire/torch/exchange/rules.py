@@ -127,13 +127,14 @@ class Rules:
                 raise InvalidArgumentError(
                     f"codec '{spec}' without momentum diverges: one bit of the bare gradient with "
                     "error feedback is noise of the gradient's own size. Pass optimizer= to "
-                    "compress(), whose momentum moves into the exchange, or take int4"
+                    "compress(), an SGD with momentum, an Adam or AdamW, whose momentum moves into "
+                    "the exchange, or take int4"
                 )
             if need == "advised":
                 warn(
                     f"codec '{spec}' without momentum loses accuracy: pass optimizer= to "
-                    "compress(), whose momentum moves into the exchange (DGC, arXiv 1712.01887); "
-                    "where the optimizer keeps it, take density=0.01 or more"
+                    "compress(), an SGD with momentum, which moves into the exchange (DGC, arXiv "
+                    "1712.01887); where the optimizer keeps it, take density=0.01 or more"
                 )
 
 

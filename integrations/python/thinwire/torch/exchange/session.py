@@ -198,7 +198,10 @@ class Session:
             if self._error is not None:
                 raise errors.again(self._error)
             if self._closed:
-                raise errors.Error("this state was closed; create another")
+                raise errors.Error(
+                    f"rank {self.rank}: this state was closed; make another, under DDP by wrapping "
+                    "the model again and calling compress() on that"
+                )
             if self._communicator is None:
                 try:
                     self._connect(group, device_of(tensor))
