@@ -159,8 +159,9 @@ def outcomes_of(
         with started(_in_group, arguments) as ranks:
             end = time.monotonic() + timeout_s
             outcomes = [rank.outcome(end) for rank in ranks]
+            raised = "".join(outcome.trace for outcome in outcomes if outcome and outcome.error)
             for number, (rank, outcome) in enumerate(zip(ranks, outcomes, strict=True)):
-                assert outcome is not None, f"rank {number} hangs"
+                assert outcome is not None, f"rank {number} hangs\n{raised}"
                 outcome.exit_code = rank.exit_code(end)
                 assert outcome.exit_code is not None, f"rank {number} does not exit"
             return outcomes

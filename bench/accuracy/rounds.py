@@ -208,12 +208,15 @@ def train(task: Task, method: RoundMethod, outer: Outer, seed: int, workers: int
             if step % method.local_steps == 0 or step == task.steps:
                 if method.attack not in (None, "absent"):
                     _poison(method.attack, members, anchor, 100_000 * seed + step)
+                if not all(one.values().isfinite().all() for one in members):
+                    break  # diverged: they would leave with an error
                 list(pool.map(lambda one: one.diloco.sync(), members))
                 anchor = members[0].values()
-        digests = {one.diloco.reports[-1].digest for one in members}
-        bits = [one.values().view(torch.int32) for one in members]  # NaN is no equal of NaN
-        if len(digests) > 1 or not all(torch.equal(bits[0], other) for other in bits):
-            raise RuntimeError("members differ after the last round")
+        else:
+            digests = {one.diloco.reports[-1].digest for one in members}
+            bits = [one.values().view(torch.int32) for one in members]  # NaN is no equal of NaN
+            if len(digests) > 1 or not all(torch.equal(bits[0], other) for other in bits):
+                raise RuntimeError("members differ after the last round")
         sent = members[0].diloco.stats()["sent_bytes"]
     plain = task.steps * 2 * (workers - 1) / workers * 4 * anchor.numel()
     return row_of(

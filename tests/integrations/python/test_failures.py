@@ -134,7 +134,8 @@ def test_a_stopped_rank_is_named_and_is_told_so(stopped, tmp_path):
         message, seconds = outcome.value
         assert f"rank {stopped}" in message
         assert (f"rank {stopped} itself was stopped for" in message) == (rank == stopped), message
-        assert rank == stopped or seconds >= TIMEOUT_S  # not before the deadline
+        # Not before the deadline of the rank that began first, which tells the others.
+        assert rank == stopped or seconds > TIMEOUT_S - 0.5
 
 
 def wrong_tensors(rank: int):

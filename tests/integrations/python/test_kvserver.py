@@ -85,7 +85,9 @@ def test_ctrl_c_ends_a_server(theirs):
     own = variables(1, 2, theirs.port) | {"THINWIRE_SERVERS": "1"}
     theirs.set("0/thinwire.kvstore/0/kv/token", b"0" * 64 + b" 1 workers and 1 servers")
     command = [sys.executable, "-m", "thinwire", "serve", "--timeout", "60"]
-    with subprocess.Popen(command, env=os.environ | own) as server:
+    # A shell's command in the background ignores Ctrl-C, and its children would inherit that.
+    own_signals = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)}
+    with subprocess.Popen(command, env=os.environ | own, **own_signals) as server:
         theirs.get("0/thinwire.kvstore/0/kv/address/1")  # it listens
         server.send_signal(signal.SIGINT)
         assert server.wait(20) == -signal.SIGINT

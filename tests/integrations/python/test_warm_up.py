@@ -239,7 +239,7 @@ def refused(rank: int):
         ("int4", {"warm_up_codec": "int8"}, "without warm_up_steps"),
         (
             "onebit",
-            {"warm_up_steps": 3, "warm_up_codec": "int8", "optimizer": adamw(module)},
+            {"warm_up_steps": 3, "warm_up_codec": "int8", "optimizer": adamw(ddp)},
             "1-bit Adam",
         ),
     ]:
