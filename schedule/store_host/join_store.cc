@@ -58,7 +58,7 @@ absl::StatusOr<GroupKey> AgreeOnKey(const StorePlace& place, Deadline deadline) 
   }
   if (!absl::EndsWith(*token, Members(place))) {
     return absl::FailedPreconditionError(absl::StrCat(
-        "rank ", place.rank, " is in a store with", Members(place), ", worker 0 in one", " with",
+        "rank ", place.rank, " is in a store with", Members(place), ", worker 0 in one with",
         token->substr(std::min(token->size(), token->find(' '))),
         "; start all members with the same numbers (THINWIRE_SERVERS, WORLD_SIZE)"));
   }

@@ -16,7 +16,7 @@
 
 namespace {
 
-// Of the calling thread: how many more threads it may start, and whether it gets large memory.
+// How many more threads the calling thread may start, and whether it gets large memory.
 thread_local int threads_left = 1 << 30;
 thread_local bool memory_is_left = true;
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from thinwire.arguments import is_text
 from thinwire.errors import InvalidArgumentError
 
 # Names of an optimizer's numbers, MXNet's and torch's, and the library's.
@@ -95,21 +96,10 @@ def codec_spec(compression: str | dict[str, Any]) -> bytes:
     )
 
 
-def is_text(value: object) -> bool:
-    """Return whether it is text, and not empty, that C can hold as UTF-8."""
-    if not isinstance(value, str) or not value or "\0" in value:
-        return False
-    try:
-        value.encode()
-    except UnicodeEncodeError:  # a half of a surrogate pair
-        return False
-    return True
-
-
 def checked_text(what: str, value: object) -> bytes:
     if isinstance(value, os.PathLike):
         value = os.fspath(value)
-    if not is_text(value):
+    if not is_text(value) or not value:
         raise InvalidArgumentError(
             f"{what} is {value!r}, expected text without NUL that can be UTF-8"
         )

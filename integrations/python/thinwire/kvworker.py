@@ -16,7 +16,7 @@ import torch
 
 from thinwire import _library, kvspecs
 from thinwire import row_sparse as rows
-from thinwire.arguments import is_number
+from thinwire.arguments import is_number, is_text
 from thinwire.errors import InvalidArgumentError
 from thinwire.torch import tensors
 
@@ -457,7 +457,7 @@ def take_work(
 def _names(key: Key | Sequence[Key]) -> list[str]:
     keys = list(key) if isinstance(key, (list, tuple, range)) else [key]
     for each in keys:
-        if (not isinstance(each, int) or isinstance(each, bool)) and not kvspecs.is_text(each):
+        if (not isinstance(each, int) or isinstance(each, bool)) and not (is_text(each) and each):
             raise InvalidArgumentError(
                 f"key {each!r} is no whole number, and no text that has no NUL and can be UTF-8"
             )

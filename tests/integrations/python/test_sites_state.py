@@ -1,4 +1,4 @@
-"""What rounds between sites keep: checkpoints for as many members or others, and the log."""
+"""Tests of what rounds between sites keep: checkpoints for as many members or others, the log."""
 
 from __future__ import annotations
 
