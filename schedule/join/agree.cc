@@ -6,6 +6,7 @@
 #include <cstring>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <thread>
 #include <type_traits>
@@ -78,12 +79,13 @@ class Round {
   }
 
   const std::vector<Note>& notes() const { return notes_; }
-  std::vector<int> missing() const {
-    std::vector<int> ranks;
-    for (size_t rank = 0; rank < notes_.size(); ++rank) {
-      if (notes_[rank].is_here == 0) ranks.push_back(board_.first + static_cast<int>(rank));
+  // Whose note has come, by the transport's ranks.
+  std::vector<bool> heard_from() const {
+    std::vector<bool> heard(board_.transport.control->size());
+    for (size_t member = 0; member < notes_.size(); ++member) {
+      heard[board_.first + member] = notes_[member].is_here != 0;
     }
-    return ranks;
+    return heard;
   }
 
  private:
@@ -117,6 +119,19 @@ absl::Status FailureTold(ControlPlane& control, std::vector<bool>& heard_from) {
   }
 }
 
+// `rank` could not do `what` since those in `silent`, in order, did not answer; if there are none
+// the network is at fault.
+absl::Status LateError(int rank, const std::string& what, std::span<const int> silent) {
+  const std::string late = absl::StrCat("rank ", rank, " could not ", what, " in time: ");
+  if (silent.empty()) {
+    return absl::DeadlineExceededError(absl::StrCat(
+        late, "all ranks are there; look at the network between them, or raise the timeout"));
+  }
+  return absl::DeadlineExceededError(
+      absl::StrCat(late, silent.size() == 1 ? "rank " : "ranks ", absl::StrJoin(silent, ", "),
+                   " did not answer; look at what that process does, or raise the timeout"));
+}
+
 }  // namespace
 
 absl::StatusOr<Answers> TellAll(const Board& board, std::string_view topic,
@@ -133,7 +148,7 @@ absl::StatusOr<Answers> TellAll(const Board& board, std::string_view topic,
   if (absl::IsDeadlineExceeded(status)) {
     const std::string what =
         absl::StrCat("tell all others its ", board.subject, " (", std::string(topic), ")");
-    return LateError(board.first + board.members.rank, what, round.missing());
+    return FindSilentRanks(board, what, round.heard_from());
   }
   if (!status.ok()) return status;
   Answers answers;
@@ -206,23 +221,13 @@ absl::Status GiveUp(Transport& transport, absl::Status reason) {
   return reason;
 }
 
-absl::Status LateError(int rank, const std::string& what, std::span<const int> silent) {
-  const std::string late = absl::StrCat("rank ", rank, " could not ", what, " in time: ");
-  if (silent.empty()) {
-    return absl::DeadlineExceededError(absl::StrCat(
-        late, "all ranks are there; look at the network between them, or raise the timeout"));
-  }
-  return absl::DeadlineExceededError(
-      absl::StrCat(late, silent.size() == 1 ? "rank " : "ranks ", absl::StrJoin(silent, ", "),
-                   " did not answer; look at what that process does, or raise the timeout"));
-}
-
-absl::Status FindSilentRanks(ControlPlane& control, const std::string& what,
-                             std::chrono::milliseconds timeout) {
+absl::Status FindSilentRanks(const Board& board, const std::string& what,
+                             std::vector<bool> is_awake) {
+  ControlPlane& control = *board.transport.control;
   control.SendToAll(PackSignal(FrameType::kPong));
-  std::vector<bool> is_awake(control.size());
+  is_awake.resize(control.size());
   is_awake[control.rank()] = true;
-  const Deadline end = Clock::now() + std::min(timeout / 30, kMostPatience);
+  const Deadline end = Clock::now() + std::min(board.timeout / 30, kMostPatience);
   for (;;) {
     const bool is_last = Clock::now() >= end;
     if (absl::Status told = FailureTold(control, is_awake); !told.ok()) return told;

@@ -5,7 +5,6 @@
 #define THINWIRE_SCHEDULE_JOIN_AGREE_H_
 
 #include <chrono>
-#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -26,8 +25,9 @@ struct Board {
   // Connects them, and others perhaps, and must outlive this. Its planes are of one backend, match
   // by tag and are of host memory.
   Transport& transport;
-  int first = 0;  // the transport's rank of the members' rank 0
-  Deadline deadline;
+  int first = 0;                      // the transport's rank of the members' rank 0
+  Deadline deadline;                  // of all of them, if they have asked for EarliestDeadline
+  std::chrono::milliseconds timeout;  // of the group, as its user set it
 };
 
 // The most bytes of an answer. A longer one counts as a failure; a failure is cut to it.
@@ -35,7 +35,7 @@ inline constexpr size_t kMostAnswerBytes = 4080;
 
 // Every rank gives its answer, any bytes or a failure, and gets everybody's, the same on all ranks.
 // A topic is used once by the same members. Unavailable names a rank that is gone, and
-// DeadlineExceeded those that gave no answer; either is the transport's failure as well.
+// DeadlineExceeded those that FindSilentRanks finds; either is the transport's failure as well.
 absl::StatusOr<Answers> TellAll(const Board& board, std::string_view topic,
                                 const absl::StatusOr<std::string>& mine);
 
@@ -70,16 +70,15 @@ absl::Status TellWhy(ControlPlane& control, absl::Status reason);
 // Leaves the group: TellWhy, and empties the transport.
 absl::Status GiveUp(Transport& transport, absl::Status reason);
 
-// DeadlineExceeded: `rank` could not do `what` in time, such as "measure its links", because the
-// ranks in `silent`, in order, did not answer. If there are none the network is at fault.
-absl::Status LateError(int rank, const std::string& what, std::span<const int> silent);
-
-// The LateError of a rank that waited in a ring of ranks, where nobody can tell which one holds up
-// all others. All ranks call it when the deadline that they share has passed and `control` has
-// failed; each tells its peers that it is awake. Ranks of which nothing arrives within a 30th of
-// `timeout`, at most 250 ms, are the silent ones. Returns a peer's failure if one told it instead.
-absl::Status FindSilentRanks(ControlPlane& control, const std::string& what,
-                             std::chrono::milliseconds timeout);
+// DeadlineExceeded, for a rank that could not do `what` in time, such as "measure its links": it
+// waited for others, which may themselves wait for the one that holds up all. All ranks of the
+// transport call it when the deadline that they share has passed and their control planes have
+// failed; each tells its peers that it is awake. The silent ones are those that are not in
+// `heard_from` (by the transport's ranks), and of which nothing arrives within a 30th of the
+// board's timeout, at most 250 ms; if there are none the network is at fault. Returns a peer's
+// failure if one told it instead.
+absl::Status FindSilentRanks(const Board& board, const std::string& what,
+                             std::vector<bool> heard_from = {});
 
 }  // namespace thinwire
 

@@ -13,6 +13,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "transport/planes.h"
@@ -32,7 +33,8 @@ class Alarm {
     if (thread.ok()) {
       thread_ = *std::move(thread);
     } else {
-      control.Abort(thread.status());
+      control.Abort(absl::Status(thread.status().code(), absl::StrCat("rank ", control.rank(), ": ",
+                                                                      thread.status().message())));
     }
   }
   ~Alarm() {

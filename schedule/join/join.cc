@@ -73,15 +73,13 @@ class LocalHub {
 
 // Spreads the data over options.loops sets of connections, the first of which `transport` has
 // already; control frames stay with that. A rank that dies meanwhile is named within moments, and
-// one that stops when the first rank's deadline has passed.
-absl::Status ConnectLoops(const Options& options, const GlooOptions& first, Board board) {
+// one that stops when the deadline has passed.
+absl::Status ConnectLoops(const Options& options, const GlooOptions& first, const Board& board) {
   if (options.loops == 1) return absl::OkStatus();
-  const absl::StatusOr<Deadline> end = EarliestDeadline(board);
-  if (!end.ok()) return end.status();
   Transport& transport = board.transport;
   GlooOptions gloo = first;
   gloo.store = std::make_shared<GuardedStore>(first.store, *transport.control);
-  gloo.deadline = *end;
+  gloo.deadline = board.deadline;
   // The first connections tell why, before any others close: those who have these already would
   // take this rank for the one that is lost.
   absl::Status why;
@@ -96,7 +94,7 @@ absl::Status ConnectLoops(const Options& options, const GlooOptions& first, Boar
     if (absl::IsDeadlineExceeded(other.status())) {
       // That names a rank which may itself be waiting for the one that is at fault.
       transport.control->Abort(other.status());
-      return FindSilentRanks(*transport.control, "connect all its loops", options.timeout);
+      return FindSilentRanks(board, "connect all its loops");
     }
     if (!other.ok()) return why.ok() ? TellWhy(*transport.control, other.status()) : why;
     others.push_back(*std::move(other));
@@ -109,8 +107,8 @@ absl::StatusOr<Joined> FindWay(const Options& options, Nodes nodes, std::string 
                                Transport& transport, Deadline deadline) {
   const Failure::Listener hears_of_lost_peers =
       transport.control->failure()->PassOn(transport.data->failure());
-  absl::StatusOr<ChosenTopology> chosen =
-      ChooseTopology(options, nodes, {"links", transport.members(), transport, 0, deadline});
+  absl::StatusOr<ChosenTopology> chosen = ChooseTopology(
+      options, nodes, {"links", transport.members(), transport, 0, deadline, options.timeout});
   if (!chosen.ok()) return chosen.status();
   return Joined{std::move(chosen->options),
                 Transport(),
@@ -121,17 +119,23 @@ absl::StatusOr<Joined> FindWay(const Options& options, Nodes nodes, std::string 
                 {}};
 }
 
-// The rest for ranks that Gloo has connected.
+// The rest for ranks that Gloo has connected. They give up at one moment, or the first would name
+// ranks that only wait for another one.
 absl::StatusOr<Joined> Agree(const JoinOptions& in, const GlooOptions& gloo, Transport& transport) {
   const Options& options = in.options;
+  Deadline deadline = gloo.deadline;
   const auto board = [&](const char* subject) {
-    return Board{subject, transport.members(), transport, 0, gloo.deadline};
+    return Board{subject, transport.members(), transport, 0, deadline, options.timeout};
   };
+  const absl::StatusOr<Deadline> earliest = EarliestDeadline(board("group"));
+  if (!earliest.ok()) return earliest.status();
+  deadline = *earliest;
   absl::StatusOr<Nodes> nodes = LocateRanks(options, in.device.get(), board("node"));
   if (!nodes.ok()) return nodes.status();
   const auto connect_loops = [&] { return ConnectLoops(options, gloo, board("loops")); };
   absl::StatusOr<std::string> words = ChooseDataPlane({.kind = options.transport,
-                                                       .deadline = gloo.deadline,
+                                                       .deadline = deadline,
+                                                       .timeout = options.timeout,
                                                        .device = in.device,
                                                        .host_memory = options.checksum,
                                                        .local_size = nodes->local_size,
@@ -141,7 +145,7 @@ absl::StatusOr<Joined> Agree(const JoinOptions& in, const GlooOptions& gloo, Tra
                                                        .nccl_library = in.nccl_library},
                                                       transport);
   if (!words.ok()) return words.status();
-  return FindWay(options, *std::move(nodes), *std::move(words), transport, gloo.deadline);
+  return FindWay(options, *std::move(nodes), *std::move(words), transport, deadline);
 }
 
 }  // namespace

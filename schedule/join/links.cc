@@ -222,21 +222,17 @@ class Probe {
 
 }  // namespace
 
-absl::StatusOr<LinkRates> ProbeLinks(const Grid& nodes, const Board& given,
-                                     std::chrono::milliseconds timeout) {
+absl::StatusOr<LinkRates> ProbeLinks(const Grid& nodes, const Board& given) {
   Board board = given;
   const absl::StatusOr<Deadline> end = EarliestDeadline(board);
   if (!end.ok()) return end.status();
   board.deadline = *end;
-  ControlPlane& control = *board.transport.control;
   absl::StatusOr<LinkRates> rates = LinkRates{};
   {
-    const Alarm alarm(control, board.deadline);
+    const Alarm alarm(*board.transport.control, board.deadline);
     rates = Probe(nodes, board).Run();
   }
-  if (absl::IsDeadlineExceeded(rates.status())) {
-    return FindSilentRanks(control, "measure its links", timeout);
-  }
+  if (absl::IsDeadlineExceeded(rates.status())) return FindSilentRanks(board, "measure its links");
   return rates;
 }
 
@@ -283,7 +279,7 @@ absl::StatusOr<ChosenTopology> ChooseTopology(const Options& asked, const Nodes&
                                     : "as between GPUs of several nodes that meet in host memory");
   }
   const Grid grid{world / nodes.local_size, nodes.local_size};
-  const absl::StatusOr<LinkRates> rates = ProbeLinks(grid, board, options.timeout);
+  const absl::StatusOr<LinkRates> rates = ProbeLinks(grid, board);
   if (!rates.ok()) return rates.status();
   const Settled settled = Settle(by_nodes, world, *rates);
   const std::string measured =

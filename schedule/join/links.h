@@ -48,10 +48,9 @@ absl::StatusOr<Nodes> LocateRanks(const Options& options, const Device* device, 
 // The rates of the slowest ranks, the same on all, which all call it. The board has all ranks of
 // the transport, whose data plane is of the host's memory and fails with the control plane. Takes
 // ten exchanges of 64 KiB a rank, and, where these take less than 10 ms, six of 1 MiB.
-// DeadlineExceeded names the ranks that do not answer when the first rank's deadline has passed;
-// they are given a 30th of `timeout` to do so.
-absl::StatusOr<LinkRates> ProbeLinks(const Grid& nodes, const Board& board,
-                                     std::chrono::milliseconds timeout);
+// DeadlineExceeded names those that FindSilentRanks finds when the first rank's deadline has
+// passed.
+absl::StatusOr<LinkRates> ProbeLinks(const Grid& nodes, const Board& board);
 
 // The options as they are in this group, and why in words.
 struct ChosenTopology {

@@ -154,7 +154,7 @@ absl::StatusOr<ChosenPlane> TryNccl(const ChoiceOptions& options, Transport& tra
                         .most_ctas = AreOneNode(offers) ? kNcclDefault : kCtasBetweenNodes});
   };
   absl::StatusOr<DataPlanePtr> plane =
-      Establish({"NCCL", members, transport, 0, options.deadline},
+      Establish({"NCCL", members, transport, 0, options.deadline, options.timeout},
                 {NcclOffer(options, version, members.rank), CheckNcclOffers, connect});
   if (!plane.ok()) return plane.status();
   const char* const how = (*plane)->traits().allocates ? "" : ", memory not registered";
@@ -191,7 +191,7 @@ absl::StatusOr<ChosenPlane> TryUcx(const ChoiceOptions& options, Transport& tran
   absl::StatusOr<std::string> offer = version;
   if (offer.ok()) absl::StrAppend(&*offer, " ", HostIdentity());
   absl::StatusOr<DataPlanePtr> plane =
-      Establish({"UCX", members, transport, first, options.deadline},
+      Establish({"UCX", members, transport, first, options.deadline, options.timeout},
                 {std::move(offer), CheckUcxOffers, connect});
   if (!plane.ok()) return plane.status();
   return ChosenPlane{*std::move(plane), absl::StrCat("ucx ", *version, " over shared memory")};
@@ -208,7 +208,7 @@ absl::StatusOr<ChosenPlane> TryUcxInside(const ChoiceOptions& options, Transport
   const Membership& members = transport.members();
   absl::StatusOr<ChosenPlane> chosen = TryUcx(
       options, transport, members.rank - members.rank % options.local_size, options.local_size);
-  const Board board{"UCX inside nodes", members, transport, 0, options.deadline};
+  const Board board{"UCX inside nodes", members, transport, 0, options.deadline, options.timeout};
   if (absl::Status bad = TellOutcome(board, "outcome", chosen.status()); !bad.ok()) return bad;
   return chosen;
 }

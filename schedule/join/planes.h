@@ -4,6 +4,7 @@
 #ifndef THINWIRE_SCHEDULE_JOIN_PLANES_H_
 #define THINWIRE_SCHEDULE_JOIN_PLANES_H_
 
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <string>
@@ -19,8 +20,9 @@ namespace thinwire {
 
 struct ChoiceOptions {
   TransportKind kind = TransportKind::kGloo;  // equal on all ranks
-  Deadline deadline;
-  std::shared_ptr<Device> device = nullptr;  // where tensors lie; null: the host
+  Deadline deadline;                          // as a Board's
+  std::chrono::milliseconds timeout;          // as a Board's
+  std::shared_ptr<Device> device = nullptr;   // where tensors lie; null: the host
   bool host_memory = false;  // the data plane must be one of the host's memory; equal on all ranks
   int local_size = 1;     // of nodes that are neighbours, if there are several; equal on all ranks
   std::string node = {};  // text that is equal for ranks of one node; empty: NodeIdentity()

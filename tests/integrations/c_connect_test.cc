@@ -12,6 +12,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "integrations/c/thinwire.h"
+#include "schedule/join/agree.h"
 #include "schedule/join/planes.h"
 #include "tests/transport/connect_ucx.h"
 #include "transport/gloo/gloo.h"
@@ -65,8 +66,12 @@ void ConnectAndLeave(const std::string& folder, std::unique_ptr<DataPlane>& rest
                                                      .key_file = "",
                                                      .digest = options});
   ASSERT_TRUE(transport.ok()) << transport.status();
-  const absl::StatusOr<std::string> words =
-      ChooseDataPlane({.kind = TransportKind::kUcx, .deadline = deadline}, *transport);
+  const std::chrono::milliseconds timeout(kTimeoutMs);
+  const absl::StatusOr<Deadline> earliest =
+      EarliestDeadline({"group", transport->members(), *transport, 0, deadline, timeout});
+  ASSERT_TRUE(earliest.ok()) << earliest.status();
+  const absl::StatusOr<std::string> words = ChooseDataPlane(
+      {.kind = TransportKind::kUcx, .deadline = *earliest, .timeout = timeout}, *transport);
   ASSERT_TRUE(words.ok()) << words.status();
   rest = std::move(transport->data);
 }

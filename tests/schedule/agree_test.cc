@@ -24,8 +24,16 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-Board BoardOf(Transport& transport, Clock::duration patience = seconds(60)) {
-  return {"tea", transport.members(), transport, 0, Clock::now() + patience};
+constexpr seconds kTimeout(60);
+
+Board BoardOf(Transport& transport, Clock::duration patience = kTimeout) {
+  return {"tea", transport.members(), transport, 0, Clock::now() + patience, kTimeout};
+}
+
+// Of the node of two ranks which that rank is in.
+Board NodeBoardOf(Transport& transport, Clock::duration patience = kTimeout) {
+  const int rank = transport.members().rank, first = rank - rank % 2;
+  return {"tea", {rank - first, 2}, transport, first, Clock::now() + patience, kTimeout};
 }
 
 // What `attempt` comes to once it names those that stay away and nobody else. On a machine that
@@ -72,9 +80,8 @@ TEST(Board, EverybodyHearsEverybody) {
 TEST(Board, NeighboursAgreeAmongThemselves) {
   std::vector<Transport> transports = MakeInProcessTransports(4);
   OnRanks(4, [&](int rank) {
-    const int first = rank - rank % 2;
-    const Board board{
-        "tea", {rank - first, 2}, transports[rank], first, Clock::now() + seconds(60)};
+    const Board board = NodeBoardOf(transports[rank]);
+    const int first = board.first;
     const absl::StatusOr<Answers> heard = TellAll(board, "topic", std::to_string(rank));
     ASSERT_TRUE(heard.ok()) << heard.status();
     EXPECT_EQ(*(*heard)[0], std::to_string(first));
@@ -92,7 +99,8 @@ TEST(GlooBoard, ARankThatDiesIsALostPeerWhateverIsChosen) {
     std::vector<Transport> transports = ConnectGlooRanks(2);
     std::thread dying([&] { transports[1].Reset(); });
     const absl::Status status =
-        ChooseDataPlane({.kind = kind, .deadline = Clock::now() + seconds(60)}, transports[0])
+        ChooseDataPlane({.kind = kind, .deadline = Clock::now() + kTimeout, .timeout = kTimeout},
+                        transports[0])
             .status();
     dying.join();
     EXPECT_TRUE(absl::IsUnavailable(status)) << status;
@@ -115,6 +123,27 @@ TEST(GlooBoard, RanksThatStayAwayAreNamed) {
   });
   EXPECT_TRUE(absl::IsDeadlineExceeded(status)) << status;
   EXPECT_TRUE(absl::StrContains(status.message(), words)) << status;
+}
+
+// Rank 0 has stopped; rank 2 waits for it, and rank 3, which is further, for rank 2.
+TEST(GlooBoard, ARankThatWaitsItselfIsNotTakenForTheOneThatStopped) {
+  std::vector<absl::Status> ends(4);
+  const std::string words = " in time: rank 0 did not answer";
+  Expecting(words, [&](Clock::duration patience) {
+    std::vector<Transport> transports = ConnectGlooRanks(4);
+    OnRanks(4, [&](int rank) {
+      if (rank == 0) return;
+      const Board board =
+          rank == 2 ? BoardOf(transports[rank], patience) : NodeBoardOf(transports[rank], patience);
+      ends[rank] = TellAll(board, "topic", "here").status();
+    });
+    const auto is_wrong = [&](int rank) { return !absl::StrContains(ends[rank].message(), words); };
+    return ends[is_wrong(1) ? 1 : is_wrong(2) ? 2 : 3];
+  }).IgnoreError();
+  for (const int rank : {1, 2, 3}) {
+    EXPECT_TRUE(absl::IsDeadlineExceeded(ends[rank])) << ends[rank];
+    EXPECT_TRUE(absl::StrContains(ends[rank].message(), words)) << ends[rank];
+  }
 }
 
 // The rank whose time is over first closes its connections: it says why, so that another one, which

@@ -243,7 +243,8 @@ TEST_F(NcclEngineTest, DevicesOfSeveralNodesGoByNodes) {
     std::vector<std::thread> ranks;
     for (int rank = 0; rank < kWorld; ++rank) {
       ranks.emplace_back([&, rank] {
-        const Board board{"links", {rank, kWorld}, transports[rank], 0, Clock::now() + seconds(60)};
+        const Board board{
+            "links", {rank, kWorld}, transports[rank], 0, Clock::now() + seconds(60), seconds(60)};
         Nodes nodes = NodesOf(kWorld, 2);
         nodes.direct = direct;
         Options options;  // whose transport kAuto has found NCCL
@@ -270,7 +271,7 @@ TEST_F(NcclEngineTest, DevicesOfSeveralNodesGoByNodes) {
 // By formula its exchanges take 0.6 to 0.7 of the speed of NCCL's ring there.
 TEST_F(NcclEngineTest, OneNodeOfGpusWithNvLinkGainsNothing) {
   std::vector<Transport> transports = NcclTransports(2);
-  const Board board{"links", {0, 2}, transports[0], 0, Clock::now() + seconds(60)};
+  const Board board{"links", {0, 2}, transports[0], 0, Clock::now() + seconds(60), seconds(60)};
   for (const bool linked : {true, false}) {
     Nodes nodes = NodesOf(2, 2);
     nodes.linked = linked;

@@ -37,15 +37,18 @@ TEST(Nodes, SayWhyTheyAreNone) {
   EXPECT_EQ(NodesOf(6, 4).refusal, "6 ranks are not whole nodes of 4");
 }
 
+Board BoardOf(Transport& transport) {
+  constexpr std::chrono::seconds kTimeout(20);
+  return {"nodes", transport.members(), transport, 0, Clock::now() + kTimeout, kTimeout};
+}
+
 TEST(Nodes, AreFoundAlikeOnAllRanks) {
   const Options options;
   std::vector<Transport> transports = MakeInProcessTransports(4);
   std::vector<std::thread> ranks;
   for (Transport& transport : transports) {
     ranks.emplace_back([&] {
-      const absl::StatusOr<Nodes> nodes = LocateRanks(
-          options, nullptr,
-          {"nodes", transport.members(), transport, 0, Clock::now() + std::chrono::seconds(20)});
+      const absl::StatusOr<Nodes> nodes = LocateRanks(options, nullptr, BoardOf(transport));
       ASSERT_TRUE(nodes.ok()) << nodes.status();
       EXPECT_EQ(nodes->refusal, "all ranks are on one node");
     });
@@ -76,9 +79,7 @@ TEST(Nodes, AreDirectIfEveryDeviceReachesItsPeers) {
       ranks.emplace_back([&, apart_from = rank_apart, size = local_size] {
         const int rank = transport.members().rank;
         const auto device = MakeDevice(rank == apart_from ? apart : joined, rank, "a device");
-        const absl::StatusOr<Nodes> nodes = LocateRanks(
-            options, device.get(),
-            {"nodes", transport.members(), transport, 0, Clock::now() + std::chrono::seconds(20)});
+        const absl::StatusOr<Nodes> nodes = LocateRanks(options, device.get(), BoardOf(transport));
         ASSERT_TRUE(nodes.ok()) << nodes.status();
         EXPECT_EQ(nodes->one, size == 4);
         EXPECT_EQ(nodes->refusal.empty(), size == 2);

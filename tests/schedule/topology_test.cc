@@ -67,8 +67,8 @@ TEST(Topology, AGridTakesNodesAsRows) {
   }
 }
 
-Board BoardOf(Transport& transport, Clock::duration patience) {
-  return {"links", transport.members(), transport, 0, Clock::now() + patience};
+Board BoardOf(Transport& transport, std::chrono::milliseconds timeout) {
+  return {"links", transport.members(), transport, 0, Clock::now() + timeout, timeout};
 }
 
 // A host's plane whose links between nodes of two ranks take 100 ms for every exchange.

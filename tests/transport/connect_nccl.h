@@ -60,7 +60,12 @@ inline std::vector<std::shared_ptr<Device>> DevicesOfRanks(int world) {
 }
 
 inline Board NcclBoardOf(Transport& transport, Clock::duration patience) {
-  return {"NCCL", transport.members(), transport, 0, Clock::now() + patience};
+  return {"NCCL",
+          transport.members(),
+          transport,
+          0,
+          Clock::now() + patience,
+          std::chrono::duration_cast<std::chrono::milliseconds>(patience)};
 }
 
 inline NcclOptions NcclOptionsOf(Transport& transport,

@@ -27,10 +27,11 @@ std::vector<std::unique_ptr<DataPlane>> ConnectOver(std::vector<Transport>& tran
   std::vector<std::thread> threads;
   for (size_t r = 0; r < transports.size(); ++r) {
     threads.emplace_back([&, r] {
-      const Deadline deadline = Clock::now() + std::chrono::seconds(20);
+      constexpr std::chrono::seconds kTimeout(20);
+      const Deadline deadline = Clock::now() + kTimeout;
       absl::StatusOr<std::unique_ptr<DataPlane>> plane = ConnectUcx(
           {.members = transports[r].members(),
-           .tell = TellerOf({"UCX", transports[r].members(), transports[r], 0, deadline}),
+           .tell = TellerOf({"UCX", transports[r].members(), transports[r], 0, deadline, kTimeout}),
            .control = *transports[r].control,
            .deadline = deadline});
       ASSERT_TRUE(plane.ok()) << plane.status();

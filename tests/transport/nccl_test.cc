@@ -323,6 +323,7 @@ Words Choose(TransportKind kind, const std::function<void(int, ChoiceOptions&)>&
     ranks.emplace_back([&, rank] {
       ChoiceOptions options{.kind = kind,
                             .deadline = Clock::now() + seconds(20),
+                            .timeout = seconds(20),
                             .device = DeviceOfRank(rank),
                             .ucx_library = "/nowhere/libucp.so.0",
                             .nccl_library = THINWIRE_FAKE_NCCL};

@@ -37,7 +37,8 @@ absl::Status ConnectWith(
   std::vector<Transport> transports = MakeInProcessTransports(4);
   const auto worker = UcxWorker::Make(*LoadUcx(""), 2);
   const auto options = [&](int rank) {
-    const Board board{"UCX", {rank - 2, 2}, transports[rank], 2, Clock::now() + patience};
+    const Board board{"UCX", {rank - 2, 2},           transports[rank],
+                      2,     Clock::now() + patience, std::chrono::seconds(60)};
     return UcxOptions{.members = board.members,
                       .tell = TellerOf(board),
                       .control = *transports[rank].control,

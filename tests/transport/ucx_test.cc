@@ -36,8 +36,10 @@ class UcxProcesses : public RankProcesses {
   absl::StatusOr<Transport> ConnectPlanes(const GlooOptions& options) override {
     absl::StatusOr<Transport> transport = ConnectGloo(options);
     if (!transport.ok()) return transport;
-    const absl::StatusOr<std::string> words =
-        ChooseDataPlane({.kind = TransportKind::kUcx, .deadline = options.deadline}, *transport);
+    const absl::StatusOr<std::string> words = ChooseDataPlane({.kind = TransportKind::kUcx,
+                                                               .deadline = options.deadline,
+                                                               .timeout = std::chrono::seconds(20)},
+                                                              *transport);
     if (!words.ok()) return words.status();
     EXPECT_EQ(words->substr(0, 3), "ucx") << *words;
     return transport;
@@ -127,6 +129,7 @@ std::vector<absl::StatusOr<std::string>> Choose(TransportKind kind, const std::s
     ranks.push_back(std::async(std::launch::async, [&] {
       return ChooseDataPlane({.kind = kind,
                               .deadline = Clock::now() + seconds(20),
+                              .timeout = seconds(20),
                               .ucx_library = transport.members().rank == 2 ? library : ""},
                              transport);
     }));
