@@ -12,10 +12,11 @@ import thinwire
 import torch
 import torch.distributed as dist
 from memory import bytes_in_use
-from models import data, digest
+from models import data, digest, loss_of, make_mlp
 from ranks import outcomes_of, run
 from thinwire import comm
-from thinwire.torch import GradientExchange, State
+from thinwire.torch import GradientExchange, State, hook
+from torch.nn.parallel import DistributedDataParallel
 from trainers import WAYS, Trainer
 
 LAST = 5  # the step in which a rank dies
@@ -187,6 +188,36 @@ def test_all_ranks_recover_from_a_mismatch_twice(way, tmp_path):
     first, second = run(disagree, way, str(tmp_path))
     assert first == second
     assert first[1] == 6 + MORE
+
+
+def leave_the_old_model(rank: int, folder: str):
+    """Rank 0 alone begins a step, which has an all-reduce of torch's own as well. That ends when
+    rank 1 lets go of its old model, long after rank 0 has."""
+    model = make_mlp()
+    state = State("int4", recoverable=True)
+    ddp = DistributedDataParallel(model, find_unused_parameters=True)
+    ddp.register_comm_hook(state, hook)
+    loss_of(ddp, data(0, rank)).backward()
+    try:
+        if rank == 0:
+            loss_of(ddp, data(1, rank)).backward()
+        else:
+            state.fail(thinwire.Error("enough"))
+    except thinwire.Error:
+        pass  # a traceback that was kept would keep the model
+    kept = ddp if rank == 1 else None
+    regroup(folder, rank, 2)
+    state.recover(module=model)
+    ddp = DistributedDataParallel(model, find_unused_parameters=True)
+    ddp.register_comm_hook(state, hook)
+    loss_of(ddp, data(2, rank)).backward()
+    del kept
+    return torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+
+
+def test_a_model_dies_after_its_group_while_that_is_busy(tmp_path):
+    first, second = run(leave_the_old_model, str(tmp_path))
+    assert torch.equal(first, second)
 
 
 def threads_at_rest() -> int:

@@ -9,7 +9,10 @@ from __future__ import annotations
 import contextlib
 import datetime
 import inspect
+import queue
 import sys
+import threading
+import weakref
 from collections.abc import Callable
 from types import MethodType
 from typing import Any
@@ -50,6 +53,31 @@ def timeout_of(group: dist.ProcessGroup) -> float | None:
         with contextlib.suppress(AttributeError, RuntimeError):
             return group._get_backend(torch.device(device)).options._timeout.total_seconds()
     return None
+
+
+def keep_former_group(owner: object, group: dist.ProcessGroup) -> None:
+    """Keeps a group of torch's that `owner` has left, until it leaves another one, or dies.
+
+    A DDP model that dies after destroy_process_group() is the last to hold its group, and destroys
+    it with Python's lock held. That joins Gloo's threads, one of which may need the lock, or wait
+    for a collective that a peer never joins (torch 2.13). Where Python itself holds a group last it
+    gives up the lock meanwhile, and the thread that does so here may wait as long as it likes."""
+    with _keeper_lock:
+        if _keeper.ident is None:
+            _keeper.start()
+    _former_groups.put((id(owner), group))
+    weakref.finalize(owner, _former_groups.put, (id(owner), None)).atexit = False
+
+
+def _keep_groups() -> None:
+    kept = {}
+    while True:
+        owner, kept[owner] = _former_groups.get()  # lets go of the owner's group before
+
+
+_former_groups: queue.SimpleQueue[tuple[int, dist.ProcessGroup | None]] = queue.SimpleQueue()
+_keeper_lock = threading.Lock()
+_keeper = threading.Thread(target=_keep_groups, name="thinwire-former-groups", daemon=True)
 
 
 def parts_of(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

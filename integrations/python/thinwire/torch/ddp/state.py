@@ -25,7 +25,7 @@ from thinwire.torch.exchange.recovery import Recovery
 from thinwire.torch.exchange.rules import Codec, Structure
 from thinwire.torch.exchange.waiter import failed_future
 from thinwire.torch.exchange.warm_up import EXACT
-from thinwire.torch.group import rank_or_0
+from thinwire.torch.group import rank_or_0, resolve
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -103,6 +103,7 @@ class State(GradientExchange):
         self._bypassed: dict[str, int] = {}
         self._ddp: Callable[[], Any] = lambda: None  # the model, for join()
         self._has_forward, self._factor = False, 1.0
+        self._group: dist.ProcessGroup | None = None  # of the model, from its first bucket on
 
     # The warm-up.
 
@@ -197,6 +198,8 @@ class State(GradientExchange):
             return failed_future(self.fail(error))
 
     def _reduce(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        if self._group is None:
+            self._group = resolve(self._process_group, "state")
         buffer, step = bucket.buffer(), self._layout.step
         if step.begin(bucket):
             self._end_ddp_step()
@@ -341,6 +344,9 @@ class State(GradientExchange):
         check_kind("optimizer", optimizer, (Optimizer, type(None)), "one of torch.optim, or None")
         result = super().recover(process_group, made=self.steps - self.lost_last_step)
         self._layout.step.abandon()
+        if self._group not in (None, resolve(process_group, "recover")):
+            private.keep_former_group(self, self._group)  # which the old model may outlive
+        self._group = None
         if not result.equal:
             agree.replica_from_rank(result.source, module, optimizer, process_group)
         return result
