@@ -10,6 +10,7 @@
 #include "integrations/c/border.h"
 #include "integrations/c/options.h"
 #include "kernels/device.h"
+#include "schedule/engine/records.h"
 #include "schedule/join/join.h"
 #include "transport/nccl/nccl.h"
 #include "transport/ucx/ucx.h"
@@ -57,6 +58,10 @@ absl::Status Parse(const tw_options& in, JoinOptions& out) {
   absl::StatusOr<Options> options = ParseOptions(in);
   if (!options.ok()) return options.status();
   if (absl::Status bad = CheckOptions(*options); !bad.ok()) return bad;
+  for (const auto& [setting, path] : {std::pair("trace_path", options->trace_path),
+                                      std::pair("flight_path", options->flight_path)}) {
+    if (absl::Status bad = CheckPathOfRank(setting, path, in.rank); !bad.ok()) return bad;
+  }
   absl::StatusOr<std::shared_ptr<Device>> device = DeviceOf(in);
   if (!device.ok()) return device.status();
   out.options = *std::move(options);

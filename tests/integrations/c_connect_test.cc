@@ -106,7 +106,11 @@ const Fault kFaults[] = {
     {"an option out of range", [](tw_options& o) { o.lanes = 1000; }, "lanes"},
     {"no such timeout", [](tw_options& o) { o.timeout_ms = -1; }, "timeout -1 ms"},
     {"no such device", [](tw_options& o) { o.device = "cuda:4711"; }, "device"},
-    {"no key file", [](tw_options& o) { o.key_file = "/nowhere/key"; }, "/nowhere/key"},
+    {"a trace in no folder", [](tw_options& o) { o.trace_path = "/proc/nowhere/trace.json"; },
+     "trace_path is '/proc/nowhere/trace.json'"},
+    {"events in no folder", [](tw_options& o) { o.flight_path = "/proc/nowhere/flight.txt"; },
+     "flight_path is '/proc/nowhere/flight.txt'"},
+    {"no key file", [](tw_options& o) { o.key_file = "/proc/nowhere/key"; }, "/proc/nowhere/key"},
 };
 
 tw_options OptionsOf(int rank) {
