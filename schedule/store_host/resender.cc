@@ -7,7 +7,7 @@ namespace thinwire {
 
 using Kind = StoreHead::Kind;
 
-// Of a message and of its answer it is the same.
+// It is the same for a message and for its answer.
 Resender::Answer Resender::AnswerOf(const StoreHead& head) {
   switch (head.kind) {
     case Kind::kPush:

@@ -39,7 +39,7 @@ class Resender {
   bool is_empty() const;
 
  private:
-  // What answers a message: the kind of the answer, its slice, its number or request.
+  // The answer to a message: its kind, its slice, its number or request.
   using Answer = std::tuple<StoreHead::Kind, uint32_t, uint64_t>;
   static Answer AnswerOf(const StoreHead& head);
 

@@ -13,13 +13,15 @@
 
 #include <atomic>
 #include <exception>
-#include <mutex>
+#include <new>
 #include <set>
 #include <stdexcept>
 #include <string>
 #include <utility>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
 #include "transport/gloo/gloo_links.h"
 #include "transport/mesh/tcp.h"
 
@@ -39,11 +41,11 @@ int MakeWakeup() {
 class ClosedInChildren {
  public:
   explicit ClosedInChildren(int socket) : socket_(socket), inode_(InodeOf(socket)) {
-    const std::lock_guard lock(All().mu);
+    const absl::MutexLock lock(&All().mu);
     All().sockets.insert(this);
   }
   ~ClosedInChildren() {
-    const std::lock_guard lock(All().mu);
+    const absl::MutexLock lock(&All().mu);
     All().sockets.erase(this);
   }
   ClosedInChildren(const ClosedInChildren&) = delete;
@@ -51,26 +53,29 @@ class ClosedInChildren {
 
  private:
   struct Sockets {
-    std::mutex mu;  // held while the process forks
-    std::set<const ClosedInChildren*> sockets;
+    absl::Mutex mu;  // held while the process forks
+    std::set<const ClosedInChildren*> sockets ABSL_GUARDED_BY(mu);
   };
 
   static Sockets& All() {
     static Sockets* const all = [] {
-      pthread_atfork([] { All().mu.lock(); }, [] { All().mu.unlock(); }, CloseAll);
+      pthread_atfork(Lock, Unlock, CloseAll);
       return new Sockets;
     }();
     return *all;
   }
 
+  static void Lock() ABSL_NO_THREAD_SAFETY_ANALYSIS { All().mu.Lock(); }
+  static void Unlock() ABSL_NO_THREAD_SAFETY_ANALYSIS { All().mu.Unlock(); }
+
   // In the child, where nothing but what a signal handler may do is safe. Gloo closes a socket
   // before its pair is gone, and its number may be another file's by now.
-  static void CloseAll() {
+  static void CloseAll() ABSL_NO_THREAD_SAFETY_ANALYSIS {
     for (const ClosedInChildren* each : All().sockets) {
       const bool is_here = each->inode_ != 0 && InodeOf(each->socket_) == each->inode_;
       if (is_here) ::close(each->socket_);
     }
-    All().mu.unlock();
+    new (&All().mu) absl::Mutex;  // the threads that wait for it are not here
   }
 
   static ino_t InodeOf(int socket) {
