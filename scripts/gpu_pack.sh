@@ -16,7 +16,7 @@ rm -rf "$pack" "$pack.tar.gz"
 mkdir -p "$pack"/{bin,lib/glibc,python,tests/integrations/python,site}
 
 # The package, as in the wheel.
-cmake --install build --component wheel --strip --prefix "$pack/python" >/dev/null
+cmake --install build --strip --prefix "$pack/python/thinwire" >/dev/null
 git ls-files integrations/python/thinwire | tar c -T - | tar x -C "$pack/python" --strip-components=2
 package=$pack/python/thinwire/lib
 

@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 
@@ -95,7 +96,23 @@ class FileStore final : public Store {
   const std::string folder_;
 };
 
+constexpr char kFailed[] = "failed: ";  // no handshake, token or hello begins so
+
 }  // namespace
+
+absl::Status SetFailure(Store& store, std::string_view key, absl::Status why) {
+  store.Set(key, absl::StrCat(kFailed, why.message())).IgnoreError();
+  return why;
+}
+
+absl::StatusOr<std::string> GetOfPeer(Store& store, std::string_view key, int peer,
+                                      const Membership& self, Deadline deadline) {
+  absl::StatusOr<std::string> value = store.Get(key, deadline);
+  if (!value.ok() || !absl::StartsWith(*value, kFailed)) return value;
+  return absl::UnavailableError(absl::StrCat(
+      "rank ", self.rank, " of ", self.size, " could not connect, since rank ", peer, " ", *value,
+      "; if that was an earlier run, use a fresh rendezvous store, or another group name"));
+}
 
 std::shared_ptr<Store> MakeInProcessStore() { return std::make_shared<InProcessStore>(); }
 

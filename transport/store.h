@@ -9,6 +9,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "transport/membership.h"
 #include "transport/planes.h"
 
 namespace thinwire {
@@ -21,6 +22,14 @@ class Store {
   // Waits until somebody has set the key; DeadlineExceeded names it.
   virtual absl::StatusOr<std::string> Get(std::string_view key, Deadline deadline) = 0;
 };
+
+// For a rank that fails before it has written what its peers wait for: it writes why in place of
+// that, so they need not wait for their deadline. Returns the reason.
+absl::Status SetFailure(Store& store, std::string_view key, absl::Status why);
+
+// Get for the key of another rank. Unavailable if that rank has set its failure there.
+absl::StatusOr<std::string> GetOfPeer(Store& store, std::string_view key, int peer,
+                                      const Membership& self, Deadline deadline);
 
 // Ranks that are threads of one process.
 std::shared_ptr<Store> MakeInProcessStore();

@@ -10,6 +10,7 @@
 #include "integrations/c/border.h"
 #include "integrations/c/options.h"
 #include "kernels/device.h"
+#include "schedule/engine/records.h"
 #include "schedule/join/join.h"
 #include "transport/nccl/nccl.h"
 #include "transport/ucx/ucx.h"
@@ -17,8 +18,11 @@
 namespace thinwire {
 namespace {
 
-// The one of three places that the caller set.
+// Sets who this rank is, and the one of three places that the caller set.
 absl::Status SetPlace(const tw_options& in, JoinOptions& out) {
+  out.rank = in.rank;
+  out.size = in.size;
+  out.group = std::string(TextOf(in.group));
   if (in.store.set != nullptr && in.store.get != nullptr) {
     out.store = MakeCallbackStore(in.store);
   } else if (in.local_group != nullptr) {
@@ -44,7 +48,8 @@ absl::StatusOr<std::shared_ptr<Device>> DeviceOf(const tw_options& in) {
                       absl::StrCat("rank ", in.rank, ": ", device.status().message()));
 }
 
-absl::StatusOr<JoinOptions> Parse(const tw_options& in) {
+// The rest of `out`, of which the place is set.
+absl::Status Parse(const tw_options& in, JoinOptions& out) {
   if (in.size < 1 || in.rank < 0 || in.rank >= in.size || in.timeout_ms < 0) {
     return absl::InvalidArgumentError(
         absl::StrCat("rank ", in.rank, " of ", in.size, ", timeout ", in.timeout_ms,
@@ -53,23 +58,21 @@ absl::StatusOr<JoinOptions> Parse(const tw_options& in) {
   absl::StatusOr<Options> options = ParseOptions(in);
   if (!options.ok()) return options.status();
   if (absl::Status bad = CheckOptions(*options); !bad.ok()) return bad;
+  for (const auto& [setting, path] : {std::pair("trace_path", options->trace_path),
+                                      std::pair("flight_path", options->flight_path)}) {
+    if (absl::Status bad = CheckPathOfRank(setting, path, in.rank); !bad.ok()) return bad;
+  }
   absl::StatusOr<std::shared_ptr<Device>> device = DeviceOf(in);
   if (!device.ok()) return device.status();
-  JoinOptions out{.rank = in.rank,
-                  .size = in.size,
-                  .options = *std::move(options),
-                  .store = nullptr,
-                  .local_group = {},
-                  .group = std::string(TextOf(in.group)),
-                  .device = *std::move(device),
-                  .interface = std::string(TextOf(in.interface_name)),
-                  .rendezvous_host = std::string(TextOf(in.rendezvous_host)),
-                  .key_file = std::string(TextOf(in.key_file)),
-                  .congestion = std::string(TextOf(in.congestion)),
-                  .ucx_library = std::string(TextOf(in.ucx_library)),
-                  .nccl_library = std::string(TextOf(in.nccl_library))};
-  if (absl::Status bad = SetPlace(in, out); !bad.ok()) return bad;
-  return out;
+  out.options = *std::move(options);
+  out.device = *std::move(device);
+  out.interface = std::string(TextOf(in.interface_name));
+  out.rendezvous_host = std::string(TextOf(in.rendezvous_host));
+  out.key_file = std::string(TextOf(in.key_file));
+  out.congestion = std::string(TextOf(in.congestion));
+  out.ucx_library = std::string(TextOf(in.ucx_library));
+  out.nccl_library = std::string(TextOf(in.nccl_library));
+  return absl::OkStatus();
 }
 
 tw_nodes NodesFound(const Joined& joined) {
@@ -122,19 +125,21 @@ class CallbackStore final : public Store {
 
 // Parses the options, compares them with the other ranks', connects.
 absl::StatusOr<std::unique_ptr<tw_comm>> MakeCommunicator(const tw_options& in) {
-  const absl::StatusOr<JoinOptions> options = Parse(in);
-  if (!options.ok()) return options.status();
-  absl::StatusOr<Joined> joined = Join(*options);
+  JoinOptions options;
+  const absl::Status no_place = SetPlace(in, options);
+  if (absl::Status bad = Parse(in, options); !bad.ok()) return FailToJoin(options, std::move(bad));
+  if (!no_place.ok()) return no_place;
+  absl::StatusOr<Joined> joined = Join(options);
   if (!joined.ok()) return joined.status();
   const Transport& transport = joined->transport;
   const bool by_order =
       !transport.empty() && transport.data->traits().matching == Matching::kByOrder;
   absl::StatusOr<std::unique_ptr<Engine>> engine =
-      Engine::Create(joined->options, std::move(joined->transport), options->device);
+      Engine::Create(joined->options, std::move(joined->transport), options.device);
   if (!engine.ok()) return engine.status();
   return std::make_unique<tw_comm>(tw_comm{in.rank,
                                            in.size,
-                                           options->device != nullptr,
+                                           options.device != nullptr,
                                            joined->words,
                                            by_order,
                                            joined->topology,

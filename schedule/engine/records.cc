@@ -1,6 +1,10 @@
 #include "schedule/engine/records.h"
 
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <cstring>
 #include <filesystem>
@@ -127,6 +131,24 @@ std::string PathOfRank(const std::string& path, int rank) {
   const std::string extension = file.has_extension() ? file.extension().string() : ".json";
   file.replace_extension(absl::StrCat(".rank", rank, extension));
   return file.string();
+}
+
+absl::Status CheckPathOfRank(const char* setting, const std::string& path, int rank) {
+  if (path.empty()) return absl::OkStatus();
+  const std::string file = PathOfRank(path, rank);
+  int fd = open(file.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+  if (fd >= 0) {
+    unlink(file.c_str());
+  } else if (errno == EEXIST) {
+    fd = open(file.c_str(), O_WRONLY | O_CLOEXEC | O_NONBLOCK);
+  }
+  if (fd >= 0) {
+    close(fd);
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrCat(
+      "rank ", rank, ": ", setting, " is '", path, "', but ", file, " can't be written: ",
+      std::strerror(errno), "; name a file in a folder that exists and is writable"));
 }
 
 void Trace::Add(int row, TraceEvent event) {

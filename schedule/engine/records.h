@@ -48,6 +48,10 @@ enum class FlightEvent : uint8_t {
 // "out/trace.json" becomes "out/trace.rank0.json" on rank 0.
 std::string PathOfRank(const std::string& path, int rank);
 
+// InvalidArgument, which names the setting, unless that file of a path can be written. An empty
+// path means no file. It leaves no file that was not there.
+absl::Status CheckPathOfRank(const char* setting, const std::string& path, int rank);
+
 struct TraceEvent {
   std::string name;  // tensor
   uint32_t chunk = 0;

@@ -142,7 +142,8 @@ absl::StatusOr<Roster> Handshake(Store& store, const std::string& prefix, int ra
   }
   std::vector<Member> members;
   for (int peer = 0; peer < size; ++peer) {
-    const absl::StatusOr<std::string> told = store.Get(KeyOf(prefix, peer), deadline);
+    const absl::StatusOr<std::string> told =
+        GetOfPeer(store, KeyOf(prefix, peer), peer, {rank, size}, deadline);
     if (absl::IsDeadlineExceeded(told.status())) {
       return absl::DeadlineExceededError(
           absl::StrCat("rank ", peer, " did not come to the rendezvous that rank ", rank, " of ",
@@ -161,6 +162,10 @@ absl::StatusOr<Roster> Handshake(Store& store, const std::string& prefix, int ra
     members.push_back(*other);
   }
   return Roster::Of(epoch, std::move(members));
+}
+
+absl::Status FailHandshake(Store& store, const std::string& prefix, int rank, absl::Status why) {
+  return SetFailure(store, KeyOf(prefix, rank), std::move(why));
 }
 
 }  // namespace thinwire

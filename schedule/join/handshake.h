@@ -73,10 +73,13 @@ std::string Digest(int size, const Options& options);
 // Writes the own digest, member and epoch under `prefix`, reads everybody's, and returns who the
 // members are. FailedPrecondition names the first rank that differs and in what, the epoch
 // included, or those whose roles or indexes do not go together; DeadlineExceeded the rank that
-// never came.
+// never came; Unavailable one that has failed before, and why.
 absl::StatusOr<Roster> Handshake(Store& store, const std::string& prefix, int rank, int size,
                                  const Options& options, Deadline deadline,
                                  const Member& member = {}, uint64_t epoch = 0);
+
+// For a rank that fails before its handshake: its peers hear of it in theirs. Returns the reason.
+absl::Status FailHandshake(Store& store, const std::string& prefix, int rank, absl::Status why);
 
 }  // namespace thinwire
 

@@ -71,6 +71,13 @@ class LocalHub {
   std::vector<Transport> transports_ ABSL_GUARDED_BY(mu_);  // empty where a rank took its own
 };
 
+std::shared_ptr<LocalHub> HubOf(const JoinOptions& in) {
+  if (in.local_group.empty()) return nullptr;
+  return LocalHub::Of(absl::StrCat(in.local_group, "/", in.group), in.size);
+}
+
+std::string PrefixOf(const JoinOptions& in) { return absl::StrCat("thinwire/", in.group, "/"); }
+
 // Spreads the data over options.loops sets of connections, the first of which `transport` has
 // already; control frames stay with that. A rank that dies meanwhile is named within moments, and
 // one that stops when the deadline has passed.
@@ -151,7 +158,7 @@ absl::StatusOr<Joined> Agree(const JoinOptions& in, const GlooOptions& gloo, Tra
 }  // namespace
 
 absl::StatusOr<Joined> Join(const JoinOptions& in) {
-  if (absl::Status bad = Check(in); !bad.ok()) return bad;
+  if (absl::Status bad = Check(in); !bad.ok()) return FailToJoin(in, std::move(bad));
   const Options& options = in.options;
   if (in.size == 1) {
     absl::StatusOr<Roster> alone = Roster::Of(in.epoch, {in.member});
@@ -159,11 +166,9 @@ absl::StatusOr<Joined> Join(const JoinOptions& in) {
     return Joined{Settle(options, 1), Transport(), "one rank", "one rank", Nodes(), {}, *alone};
   }
   const Deadline deadline = Clock::now() + options.timeout;
-  const std::shared_ptr<LocalHub> hub =
-      in.local_group.empty() ? nullptr
-                             : LocalHub::Of(absl::StrCat(in.local_group, "/", in.group), in.size);
+  const std::shared_ptr<LocalHub> hub = HubOf(in);
   const std::shared_ptr<Store> store = hub != nullptr ? hub->store() : in.store;
-  const std::string prefix = absl::StrCat("thinwire/", in.group, "/");
+  const std::string prefix = PrefixOf(in);
   absl::StatusOr<Roster> roster =
       Handshake(*store, prefix, in.rank, in.size, options, deadline, in.member, in.epoch);
   if (!roster.ok()) return roster.status();
@@ -189,6 +194,13 @@ absl::StatusOr<Joined> Join(const JoinOptions& in) {
   joined->transport = *std::move(transport);
   joined->roster = *std::move(roster);
   return joined;
+}
+
+absl::Status FailToJoin(const JoinOptions& in, absl::Status why) {
+  if (in.size < 2 || in.rank < 0 || in.rank >= in.size) return why;
+  const std::shared_ptr<LocalHub> hub = HubOf(in);
+  const std::shared_ptr<Store> store = hub != nullptr ? hub->store() : in.store;
+  return store == nullptr ? why : FailHandshake(*store, PrefixOf(in), in.rank, std::move(why));
 }
 
 }  // namespace thinwire

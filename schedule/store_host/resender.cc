@@ -4,36 +4,36 @@
 #include <utility>
 
 namespace thinwire {
-namespace {
 
 using Kind = StoreHead::Kind;
 
-bool Answers(const StoreHead& answer, const StoreHead& sent) {
-  switch (answer.kind) {
-    case Kind::kStored:
-      return (sent.kind == Kind::kPush || sent.kind == Kind::kIdle) && sent.slice == answer.slice &&
-             sent.number == answer.number;
-    case Kind::kValues:
-      return (sent.kind == Kind::kPull || sent.kind == Kind::kPushPull) &&
-             sent.request == answer.request;
-    case Kind::kWelcome: return sent.kind == Kind::kEnter;
-    case Kind::kWork: return sent.kind == Kind::kTake && sent.request == answer.request;
-    case Kind::kState: return sent.kind == Kind::kGet && sent.request == answer.request;
-    case Kind::kDone:
-      // Values and states go with the call that follows them.
-      return sent.kind == Kind::kPut ||
-             (sent.kind == Kind::kTogether && sent.slice == answer.slice &&
-              sent.number == answer.number);
-    default: return false;
+// It is the same for a message and for its answer.
+Resender::Answer Resender::AnswerOf(const StoreHead& head) {
+  switch (head.kind) {
+    case Kind::kPush:
+    case Kind::kIdle:
+    case Kind::kStored: return {Kind::kStored, head.slice, head.number};
+    case Kind::kPull:
+    case Kind::kPushPull:
+    case Kind::kValues: return {Kind::kValues, 0, head.request};
+    case Kind::kEnter:
+    case Kind::kWelcome: return {Kind::kWelcome, 0, 0};
+    case Kind::kTake:
+    case Kind::kWork: return {Kind::kWork, 0, head.request};
+    case Kind::kGet:
+    case Kind::kState: return {Kind::kState, 0, head.request};
+    case Kind::kTogether:
+    case Kind::kDone: return {Kind::kDone, head.slice, head.number};
+    case Kind::kPut:  // values and states go with the call that follows them
+    case Kind::kError: return {head.kind, 0, 0};
   }
+  return {head.kind, 0, 0};
 }
-
-}  // namespace
 
 absl::Status Resender::Send(int priority, const StoreHead& head, std::vector<uint8_t> body) {
   const absl::MutexLock lock(&mu_);
   if (!has_journal_) return SendByPlane(priority, head, std::move(body));
-  unanswered_.push_back({priority, head, body});
+  unanswered_.insert({AnswerOf(head), {sent_++, priority, head, body}});
   if (lost_since_.has_value()) return absl::OkStatus();
   const absl::Status sent = SendByPlane(priority, head, std::move(body));
   // The loss comes as an event.
@@ -43,15 +43,14 @@ absl::Status Resender::Send(int priority, const StoreHead& head, std::vector<uin
 void Resender::OnAnswer(const StoreHead& answer) {
   const absl::MutexLock lock(&mu_);
   if (answer.kind == Kind::kWelcome) has_journal_ = answer.have != 0;
-  const auto is_answered = [&](const Sent& sent) { return Answers(answer, sent.head); };
   if (answer.kind == Kind::kDone) {
     has_journal_ = answer.have != 0;
-    std::erase_if(unanswered_, is_answered);
+    unanswered_.erase(AnswerOf(answer));
+    unanswered_.erase({Kind::kPut, 0, 0});
     return;
   }
-  // Answers come about in the order of what they answer, so it is near the front.
-  const auto found = std::find_if(unanswered_.begin(), unanswered_.end(), is_answered);
-  if (found != unanswered_.end()) unanswered_.erase(found);
+  const auto oldest = unanswered_.lower_bound(AnswerOf(answer));
+  if (oldest != unanswered_.end() && oldest->first == AnswerOf(answer)) unanswered_.erase(oldest);
 }
 
 bool Resender::OnLost(const absl::Status& reason, Deadline now) {
@@ -68,8 +67,12 @@ void Resender::OnJoined() {
   const absl::MutexLock lock(&mu_);
   if (!std::exchange(lost_since_, std::nullopt).has_value()) return;
   // If it is lost again meanwhile, that comes as an event.
-  for (const Sent& sent : unanswered_) {
-    SendByPlane(sent.priority, sent.head, sent.body).IgnoreError();
+  std::vector<const Sent*> again;
+  for (const auto& [_, sent] : unanswered_) again.push_back(&sent);
+  std::sort(again.begin(), again.end(),
+            [](const Sent* a, const Sent* b) { return a->order < b->order; });
+  for (const Sent* sent : again) {
+    SendByPlane(sent->priority, sent->head, sent->body).IgnoreError();
   }
 }
 

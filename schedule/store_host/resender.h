@@ -6,8 +6,9 @@
 
 #include <chrono>
 #include <cstdint>
-#include <deque>
+#include <map>
 #include <optional>
+#include <tuple>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
@@ -38,7 +39,12 @@ class Resender {
   bool is_empty() const;
 
  private:
+  // The answer to a message: its kind, its slice, its number or request.
+  using Answer = std::tuple<StoreHead::Kind, uint32_t, uint64_t>;
+  static Answer AnswerOf(const StoreHead& head);
+
   struct Sent {
+    uint64_t order = 0;
     int priority = 0;
     StoreHead head;
     std::vector<uint8_t> body;
@@ -52,7 +58,9 @@ class Resender {
   const int peer_;
   mutable absl::Mutex mu_;
   bool has_journal_ ABSL_GUARDED_BY(mu_) = false;
-  std::deque<Sent> unanswered_ ABSL_GUARDED_BY(mu_);
+  uint64_t sent_ ABSL_GUARDED_BY(mu_) = 0;
+  // Those with the same answer in their order.
+  std::multimap<Answer, Sent> unanswered_ ABSL_GUARDED_BY(mu_);
   std::optional<Deadline> lost_since_ ABSL_GUARDED_BY(mu_);
   absl::Status loss_ ABSL_GUARDED_BY(mu_);
 };

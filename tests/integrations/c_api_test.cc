@@ -149,13 +149,14 @@ TEST(CApi, BadInputIsACodeAndAMessage) {
   EXPECT_EQ(tw_comm_create(nullptr, nullptr), TW_INVALID_ARGUMENT);
   EXPECT_EQ(tw_wait(nullptr), TW_INVALID_ARGUMENT);
   EXPECT_EQ(tw_all_reduce(x, x, 4, TW_F32, TW_MEAN, nullptr, nullptr), TW_INVALID_ARGUMENT);
+  const thinwire::OwnFolder folder;
   tw_comm* comm = nullptr;
-  tw_options options = OptionsFor(2, 2, "/nowhere");
+  tw_options options = OptionsFor(2, 2, folder.path());
   EXPECT_EQ(tw_comm_create(&options, &comm), TW_INVALID_ARGUMENT) << "rank 2 of 2";
-  options = OptionsFor(0, 2, "/nowhere");
+  options = OptionsFor(0, 2, folder.path());
   options.struct_size = 8;
   EXPECT_EQ(tw_comm_create(&options, &comm), TW_INVALID_ARGUMENT) << "another header's struct";
-  options = OptionsFor(0, 2, "/nowhere");
+  options = OptionsFor(0, 2, folder.path());
   options.codec = "int5";
   EXPECT_EQ(tw_comm_create(&options, &comm), TW_INVALID_ARGUMENT);
   EXPECT_EQ(comm, nullptr);

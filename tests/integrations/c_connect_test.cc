@@ -1,7 +1,8 @@
-// Peers that are lost while tw_comm_create goes on, after all data planes are there.
+// Peers that fail or are lost while tw_comm_create goes on.
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <chrono>
 #include <filesystem>
 #include <memory>
@@ -96,39 +97,95 @@ TEST(UcxConnect, ARankThatIsLostWhileLinksAreMeasuredIsNamedOnEveryOther) {
   }
 }
 
-// It listens nowhere, and the others would wait for its address until their deadline.
-TEST(Connect, ARankThatCantListenTellsTheOthersWhy) {
-  for (const int silent : {0, 1}) {
-    const std::string folder = testing::TempDir() + "/thinwire_silent_" + std::to_string(getpid());
-    std::vector<Outcome> outcomes(2);
-    const Deadline begin = Clock::now();
-    std::vector<std::thread> ranks;
-    for (int rank = 0; rank < 2; ++rank) {
-      ranks.emplace_back([&, rank] {
-        tw_options options;
-        tw_options_init(&options);
-        options.rank = rank;
-        options.size = 2;
-        options.store_path = folder.c_str();
-        options.timeout_ms = kTimeoutMs;
-        if (rank == silent) options.interface_name = "nosuch0";
-        tw_comm* comm = nullptr;
-        const tw_status status = tw_comm_create(&options, &comm);
-        tw_comm_destroy(comm);
-        outcomes[rank] = {status, tw_last_error()};
-      });
-    }
-    for (std::thread& rank : ranks) rank.join();
-    std::filesystem::remove_all(folder);
-    EXPECT_LT(Clock::now() - begin, std::chrono::milliseconds(kTimeoutMs / 2));
-    EXPECT_EQ(outcomes[silent].status, TW_INVALID_ARGUMENT) << outcomes[silent].message;
-    const Outcome& other = outcomes[1 - silent];
-    EXPECT_EQ(other.status, TW_PEER_LOST) << other.message;
-    for (const std::string& words : {absl::StrCat("rank ", silent, " failed"),
-                                     std::string("no network interface 'nosuch0'")}) {
-      EXPECT_NE(other.message.find(words), std::string::npos) << other.message;
+// What is wrong with one rank alone, and the words that the others hear of it.
+struct Fault {
+  const char* name;
+  void (*make)(tw_options& options);
+  const char* words;
+};
+
+const Fault kFaults[] = {
+    {"it listens nowhere", [](tw_options& o) { o.interface_name = "nosuch0"; },
+     "no network interface 'nosuch0'"},
+    {"a codec that there is none of", [](tw_options& o) { o.codec = "int5"; }, "int5"},
+    {"an option out of range", [](tw_options& o) { o.lanes = 1000; }, "lanes"},
+    {"no such timeout", [](tw_options& o) { o.timeout_ms = -1; }, "timeout -1 ms"},
+    {"no such device", [](tw_options& o) { o.device = "cuda:4711"; }, "device"},
+    {"a trace in no folder", [](tw_options& o) { o.trace_path = "/proc/nowhere/trace.json"; },
+     "trace_path is '/proc/nowhere/trace.json'"},
+    {"events in no folder", [](tw_options& o) { o.flight_path = "/proc/nowhere/flight.txt"; },
+     "flight_path is '/proc/nowhere/flight.txt'"},
+    {"no key file", [](tw_options& o) { o.key_file = "/proc/nowhere/key"; }, "/proc/nowhere/key"},
+};
+
+tw_options OptionsOf(int rank) {
+  tw_options options;
+  tw_options_init(&options);
+  options.rank = rank;
+  options.size = 2;
+  options.timeout_ms = kTimeoutMs;
+  return options;
+}
+
+Outcome CreateWith(const tw_options& options) {
+  tw_comm* comm = nullptr;
+  const tw_status status = tw_comm_create(&options, &comm);
+  tw_comm_destroy(comm);
+  return {status, tw_last_error()};
+}
+
+void ExpectHeard(const Outcome& other, int faulty, const std::string& words) {
+  EXPECT_EQ(other.status, TW_PEER_LOST) << other.message;
+  for (const std::string& expected : {absl::StrCat("rank ", faulty, " failed"), words}) {
+    EXPECT_NE(other.message.find(expected), std::string::npos) << other.message;
+  }
+}
+
+// The others would wait for it until their deadline.
+TEST(Connect, ARankThatFailsAloneTellsTheOthersWhy) {
+  for (const Fault& fault : kFaults) {
+    for (const int faulty : {0, 1}) {
+      SCOPED_TRACE(absl::StrCat("rank ", faulty, ": ", fault.name));
+      const std::string folder =
+          testing::TempDir() + "/thinwire_faulty_" + std::to_string(getpid());
+      std::vector<Outcome> outcomes(2);
+      const Deadline begin = Clock::now();
+      std::vector<std::thread> ranks;
+      for (int rank = 0; rank < 2; ++rank) {
+        ranks.emplace_back([&, rank] {
+          tw_options options = OptionsOf(rank);
+          options.store_path = folder.c_str();
+          if (rank == faulty) fault.make(options);
+          outcomes[rank] = CreateWith(options);
+        });
+      }
+      for (std::thread& rank : ranks) rank.join();
+      std::filesystem::remove_all(folder);
+      EXPECT_LT(Clock::now() - begin, std::chrono::milliseconds(kTimeoutMs / 2));
+      EXPECT_NE(outcomes[faulty].status, TW_OK);
+      EXPECT_NE(outcomes[faulty].message.find(fault.words), std::string::npos)
+          << outcomes[faulty].message;
+      ExpectHeard(outcomes[1 - faulty], faulty, fault.words);
     }
   }
+}
+
+// A local group is there while somebody waits in it.
+TEST(Connect, ARankOfALocalGroupThatFailsAloneTellsThoseWhoWait) {
+  std::atomic<bool> heard = false;
+  std::thread waiting([&] {
+    tw_options options = OptionsOf(0);
+    options.local_group = "faulty";
+    ExpectHeard(CreateWith(options), 1, "int5");
+    heard = true;
+  });
+  while (!heard) {
+    tw_options options = OptionsOf(1);
+    options.local_group = "faulty";
+    options.codec = "int5";
+    EXPECT_EQ(CreateWith(options).status, TW_INVALID_ARGUMENT);
+  }
+  waiting.join();
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 // A forked child shares the connections of its parent's communicators and has none of their
 // threads. So it can do nothing with them, and its parent must not notice that it tried.
 #include <gtest/gtest.h>
+#include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -12,6 +13,7 @@
 #include <vector>
 
 #include "integrations/c/thinwire.h"
+#include "tests/own_folder.h"
 
 namespace {
 
@@ -198,6 +200,50 @@ TEST_F(Fork, AChildMayHaveAGroupOfItsOwn) {
               return 0;
             }),
             0);
+}
+
+// Rank 0 in a process of its own, which is killed after a step and leaves a child behind, as a data
+// loader's worker may be. The child lives until `end` is closed.
+[[noreturn]] void BeKilledBesideAChild(tw_options options, const int (&end)[2]) {
+  tw_comm* comm = nullptr;
+  float x[4] = {};
+  if (tw_comm_create(&options, &comm) != TW_OK ||
+      tw_all_reduce(x, x, 4, TW_F32, TW_MEAN, comm, nullptr) != TW_OK) {
+    _exit(1);
+  }
+  if (fork() == 0) {
+    close(end[1]);
+    char nothing = 0;
+    _exit(static_cast<int>(read(end[0], &nothing, 1)));
+  }
+  kill(getpid(), SIGKILL);
+  _exit(2);
+}
+
+TEST(ForkedChild, OfAKilledRankKeepsNoConnectionOpen) {
+  const thinwire::OwnFolder folder;
+  tw_options options;
+  tw_options_init(&options);
+  options.size = 2;
+  options.timeout_ms = 20000;
+  options.store_path = folder.path().c_str();
+  int end[2];
+  ASSERT_EQ(pipe(end), 0);
+  const pid_t rank0 = fork();
+  if (rank0 == 0) BeKilledBesideAChild(options, end);
+  options.rank = 1;
+  tw_comm* comm = nullptr;
+  ASSERT_EQ(tw_comm_create(&options, &comm), TW_OK) << tw_last_error();
+  float x[4] = {};
+  EXPECT_EQ(tw_all_reduce(x, x, 4, TW_F32, TW_MEAN, comm, nullptr), TW_OK) << tw_last_error();
+  EXPECT_EQ(tw_all_reduce(x, x, 4, TW_F32, TW_MEAN, comm, nullptr), TW_PEER_LOST)
+      << "not at once, but by the timeout: " << tw_last_error();
+  tw_comm_destroy(comm);
+  int status = 0;
+  EXPECT_EQ(waitpid(rank0, &status, 0), rank0);
+  EXPECT_TRUE(WIFSIGNALED(status)) << WEXITSTATUS(status);
+  close(end[1]);  // the child ends
+  close(end[0]);
 }
 
 }  // namespace

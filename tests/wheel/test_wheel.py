@@ -33,9 +33,11 @@ def test_the_tag_names_a_c_library(wheel):
     assert all(int(re.search(r"_2_(\d+)_", tag)[1]) <= 36 for tag in tags)
 
 
-def test_c_programs_find_the_header(wheel):
+def test_c_programs_find_the_header_and_how_to_link(wheel):
     header = Path(__file__).resolve().parents[2] / "integrations/c/thinwire.h"
     assert wheel.read("thinwire/include/thinwire.h") == header.read_bytes()
+    for file in ("cmake/thinwire/thinwireConfig.cmake", "pkgconfig/thinwire.pc"):
+        assert f"thinwire/lib/{file}" in wheel.namelist()
 
 
 def test_every_library_has_a_licence(wheel):

@@ -4,18 +4,24 @@
 #include <gloo/transport/tcp/pair.h>
 #include <gloo/transport/tcp/unbound_buffer.h>
 #include <linux/sockios.h>
+#include <pthread.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/ioctl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <exception>
+#include <new>
+#include <set>
 #include <stdexcept>
 #include <string>
 #include <utility>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
 #include "transport/gloo/gloo_links.h"
 #include "transport/mesh/tcp.h"
 
@@ -30,13 +36,66 @@ int MakeWakeup() {
   return fd;
 }
 
+// A socket that a forked child does not keep. Else a peer of a process that is killed would hear of
+// it only when the children have ended too.
+class ClosedInChildren {
+ public:
+  explicit ClosedInChildren(int socket) : socket_(socket), inode_(InodeOf(socket)) {
+    const absl::MutexLock lock(&All().mu);
+    All().sockets.insert(this);
+  }
+  ~ClosedInChildren() {
+    const absl::MutexLock lock(&All().mu);
+    All().sockets.erase(this);
+  }
+  ClosedInChildren(const ClosedInChildren&) = delete;
+  ClosedInChildren& operator=(const ClosedInChildren&) = delete;
+
+ private:
+  struct Sockets {
+    absl::Mutex mu;  // held while the process forks
+    std::set<const ClosedInChildren*> sockets ABSL_GUARDED_BY(mu);
+  };
+
+  static Sockets& All() {
+    static Sockets* const all = [] {
+      pthread_atfork(Lock, Unlock, CloseAll);
+      return new Sockets;
+    }();
+    return *all;
+  }
+
+  static void Lock() ABSL_NO_THREAD_SAFETY_ANALYSIS { All().mu.Lock(); }
+  static void Unlock() ABSL_NO_THREAD_SAFETY_ANALYSIS { All().mu.Unlock(); }
+
+  // In the child, where nothing but what a signal handler may do is safe. Gloo closes a socket
+  // before its pair is gone, and its number may be another file's by now.
+  static void CloseAll() ABSL_NO_THREAD_SAFETY_ANALYSIS {
+    for (const ClosedInChildren* each : All().sockets) {
+      const bool is_here = each->inode_ != 0 && InodeOf(each->socket_) == each->inode_;
+      if (is_here) ::close(each->socket_);
+    }
+    new (&All().mu) absl::Mutex;  // the threads that wait for it are not here
+  }
+
+  static ino_t InodeOf(int socket) {
+    struct stat about {};
+    return fstat(socket, &about) == 0 && S_ISSOCK(about.st_mode) ? about.st_ino : 0;
+  }
+
+  const int socket_;
+  const ino_t inode_;  // a socket's own, in all of the kernel
+};
+
 class GlooPair final : public tcp::Pair {
  public:
   // On the loop's thread. The base class has begun to listen when this runs, but nobody else than
   // that thread could take a connection from there: so none is taken before the socket is closed.
   GlooPair(tcp::Context* context, tcp::Device* device, int peer, std::chrono::milliseconds timeout,
            Descriptor connection, const std::string& congestion)
-      : tcp::Pair(context, device, peer, timeout), socket_(connection.fd()) {
+      : tcp::Pair(context, device, peer, timeout),
+        socket_(connection.fd()),
+        closed_in_children_(socket_) {
     ChooseCongestion(socket_, congestion);
     device_->unregisterDescriptor(fd_, this);
     ::close(fd_);
@@ -97,6 +156,7 @@ class GlooPair final : public tcp::Pair {
   }
 
   const int socket_;
+  const ClosedInChildren closed_in_children_;
   std::atomic<bool> open_{true};
   std::atomic<GlooPeer*> observer_{nullptr};
 };

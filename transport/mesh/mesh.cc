@@ -253,18 +253,12 @@ absl::Status Connect(const MeshOptions& options, const Identity& self,
 }
 
 constexpr char kToken[] = "mesh/token";
-constexpr char kNotComing[] = "failed: ";  // no token and no hello begins so
 
 // The value of `rank`'s key in the store.
 absl::StatusOr<std::string> Read(const MeshOptions& options, const std::string& key, int rank) {
   absl::StatusOr<std::string> value =
-      options.store->Get(absl::StrCat(options.prefix, key), options.deadline);
-  if (value.ok() && absl::StartsWith(*value, kNotComing)) {
-    return absl::UnavailableError(absl::StrCat("rank ", options.rank, " of ", options.size,
-                                               " could not connect, since rank ", rank, " ", *value,
-                                               "; if that was an earlier run, use a fresh ",
-                                               "rendezvous store, or another group name"));
-  }
+      GetOfPeer(*options.store, absl::StrCat(options.prefix, key), rank,
+                {options.rank, options.size}, options.deadline);
   if (value.ok() || !absl::IsDeadlineExceeded(value.status())) return value;
   return absl::DeadlineExceededError(absl::StrCat(
       "rank ", options.rank, " of ", options.size, " could not connect: rank ", rank,
@@ -361,10 +355,8 @@ absl::StatusOr<Meeting> Meet(const MeshOptions& options, const std::string& secr
 }
 
 absl::Status NotComing(Store& store, const std::string& prefix, int rank, absl::Status why) {
-  const std::string reason = absl::StrCat(kNotComing, why.message());
-  if (rank == 0) store.Set(absl::StrCat(prefix, kToken), reason).IgnoreError();
-  store.Set(absl::StrCat(prefix, "mesh/", rank), reason).IgnoreError();
-  return why;
+  if (rank == 0) why = SetFailure(store, absl::StrCat(prefix, kToken), std::move(why));
+  return SetFailure(store, absl::StrCat(prefix, "mesh/", rank), std::move(why));
 }
 
 }  // namespace thinwire

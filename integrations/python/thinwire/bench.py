@@ -44,7 +44,7 @@ def main(arguments: argparse.Namespace) -> int:
 
 
 def _check(arguments: argparse.Namespace) -> None:
-    for spec in arguments.codecs.split(","):
+    for spec in arguments.codecs:
         codec_info(spec)
     file = arguments.json
     if file is not None and not file.parent.is_dir():
@@ -59,7 +59,7 @@ def _check(arguments: argparse.Namespace) -> None:
 
 
 def _measure(arguments: argparse.Namespace) -> dict[str, Any]:
-    specs = arguments.codecs.split(",")
+    specs = arguments.codecs
     link = probe((), torch.device("cpu")).link
     hosts: list[str | None] = [None] * dist.get_world_size()
     dist.all_gather_object(hosts, socket.gethostname())

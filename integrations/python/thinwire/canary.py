@@ -402,8 +402,7 @@ def _run(case: Case, session: Session) -> Verdict:
 def main(arguments: argparse.Namespace) -> int:
     """The exit status: 1 if a case is wrong. Without a launcher, torchrun starts ranks on this
     machine."""
-    named, topologies = arguments.codecs, arguments.topologies.split(",")
-    codecs = [*CODECS, RAW] if named is None else named.split(";")
+    codecs, topologies = arguments.codecs or [*CODECS, RAW], arguments.topologies.split(",")
     _check(codecs, topologies, arguments)
     if not launch.launched():
         return launch.start_here(arguments.ranks)

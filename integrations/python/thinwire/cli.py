@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from thinwire import errors, version
+from thinwire.codec import specs_in
 
 
 def _trace(arguments: argparse.Namespace) -> int:
@@ -79,8 +80,9 @@ def _parser() -> argparse.ArgumentParser:
         help="instead: compare all codecs and collectives with fp64, here or under a launcher",
     )  # fmt: skip
     doctor.add_argument(
-        "--codecs", help="of the canary, separated by semicolons; all, unless this names some"
-    )
+        "--codecs", type=specs_in,
+        help="of the canary, separated by commas; all, unless this names some",
+    )  # fmt: skip
     doctor.add_argument(
         "--topologies", default="flat,grid,hierarchical",
         help="of the canary, separated by commas; those that the ranks do not form are left out",
@@ -96,7 +98,9 @@ def _parser() -> argparse.ArgumentParser:
         "bench",
         help="codecs, link and allreduces of this machine, or under a launcher of a cluster",
     )
-    bench.add_argument("--codecs", default="int8,int4", help="separated by commas")
+    bench.add_argument(
+        "--codecs", type=specs_in, default="int8,int4", help="separated by commas or semicolons"
+    )
     bench.add_argument(
         "--sizes", type=_sizes, default=[64, 1024, 16384, 65536], help="in KiB of fp32: 64,1024"
     )
@@ -112,7 +116,9 @@ def _parser() -> argparse.ArgumentParser:
         "make", metavar="MODULE:FUNCTION",
         help="a function that returns (model, optimizer, run); run() does a forward and backward",
     )  # fmt: skip
-    advise.add_argument("--codecs", help="to choose from, the most accurate first: fp32,bf16,...")
+    advise.add_argument(
+        "--codecs", type=specs_in, help="to choose from, the most accurate first: fp32,bf16,..."
+    )
     advise.set_defaults(run=_advise)
     trace = commands.add_parser("trace", help="merge the traces of all ranks on one clock")
     trace.add_argument("files", nargs="+", type=Path, help="the name that was traced to, or files")

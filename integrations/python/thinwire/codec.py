@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import re
 import sys
 from collections.abc import Sequence
 from ctypes import byref, c_size_t
@@ -72,6 +73,12 @@ def codecs() -> tuple[str, ...]:
     while (name := library.tw_codec_name(len(names))) is not None:
         names.append(name.decode())
     return tuple(names)
+
+
+def specs_in(text: str) -> list[str]:
+    """The specs of a command line, separated by commas or semicolons. A comma before `key=` is one
+    of a spec's own: "int4,topk:density=0.01,warmup=9,int8" are three."""
+    return re.split(r";|,(?![^,;:=]*=)", text)
 
 
 def codec_info(spec: str) -> CodecInfo:

@@ -46,6 +46,7 @@ def test_the_command_starts_two_ranks_and_reports(tmp_path):
     "wrong, words",
     [
         (("--codecs", "int3"), "unknown codec 'int3'"),
+        (("--codecs", "topk:density=0.01,warmup=9,int3"), "unknown codec 'int3'"),
         (("--ranks", "1"), "2 ranks"),
         (("--sizes", "0"), "1 KiB"),
         (("--seconds", "nan"), "--seconds nan"),

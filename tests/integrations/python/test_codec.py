@@ -9,6 +9,7 @@ import thinwire
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from thinwire import codec
 from thinwire.codec import decode_mean
 
 SPECS = ("fp32", "bf16", "int8", "int4", "int4:block=128", "topk:density=0.1")
@@ -49,6 +50,18 @@ def test_the_library_lists_its_codecs():
         for parameter in info.parameters:
             assert parameter.value == parameter.default and parameter.range and parameter.help
             thinwire.encoded_bytes(f"{name}:{parameter.key}={parameter.default}", 1)
+
+
+@pytest.mark.parametrize("text, specs", [
+    ("int8,int4", ["int8", "int4"]),
+    ("int4,topk:density=0.01,warmup=9,int8", ["int4", "topk:density=0.01,warmup=9", "int8"]),
+    ("int8:block=128,down=int4:block=512,hadamard=1,topk:density=0.02,bf16",
+     ["int8:block=128,down=int4:block=512,hadamard=1", "topk:density=0.02", "bf16"]),
+    ("int8;topk:density=0.02,warmup=9;raw", ["int8", "topk:density=0.02,warmup=9", "raw"]),
+    ("int8,", ["int8", ""]),
+])  # fmt: skip
+def test_a_comma_before_a_key_belongs_to_the_spec(text, specs):
+    assert codec.specs_in(text) == specs
 
 
 def test_a_codecs_info_is_that_of_its_spec():

@@ -239,7 +239,7 @@ def _import(name: str) -> Callable[[], Any]:
     return found
 
 
-def main(make: str, codecs: str | None) -> int:
+def main(make: str, codecs: Sequence[str] | None) -> int:
     """`thinwire advise` on every rank; rank 0 prints the table."""
     if "RANK" not in os.environ:
         raise InvalidArgumentError(f"there are no ranks to measure between; start it with `{_HOW}`")
@@ -253,7 +253,7 @@ def main(make: str, codecs: str | None) -> int:
     dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo")
     if cuda:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-    chosen = tuple(codecs.split(",")) if codecs else CODECS
+    chosen = tuple(codecs) if codecs else CODECS
     allowed = chosen if codecs else ACCURATE
     try:
         advice = advise(model, optimizer, run, codecs=chosen, allowed=allowed)
