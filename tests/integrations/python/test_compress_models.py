@@ -9,6 +9,7 @@ import thinwire.torch as tw
 import torch
 from models import data, digest, loss_of, make_mlp
 from ranks import outcomes_of, run
+from thinwire.torch.parameter_server import ParameterServerOptimizer
 from torch.distributed._composable import replicate
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
@@ -220,3 +221,53 @@ def test_a_pass_that_does_not_wait_for_a_step_is_an_error():
             else:
                 assert outcome.error == "InvalidArgumentError", outcome.trace
                 assert "torch.compiler.reset() after compress()" in outcome.message
+
+
+def unmade(rank: int):
+    def lazy() -> torch.nn.Module:
+        return torch.nn.Sequential(torch.nn.LazyLinear(96), torch.nn.Linear(96, 10))
+
+    def holding(buffer: torch.Tensor) -> torch.nn.Module:
+        model = make_mlp()
+        model.register_buffer("held", buffer)
+        return model
+
+    frozen = lazy()
+    frozen[0].weight.requires_grad = False
+    lazy_buffer = torch.nn.Sequential(
+        torch.nn.Linear(96, 96), torch.nn.LazyBatchNorm1d(affine=False)
+    )
+    with torch.device("meta"):
+        on_meta = make_mlp()
+    words = "of a lazy module, which has no shape yet.*run one forward pass"
+    for model, message in [
+        (lazy(), words),
+        (frozen, words),
+        (replicate(lazy()), words),
+        (lazy_buffer, words),
+        (on_meta, r"got device meta.*to_empty\(\)"),
+        (holding(torch.zeros(3, device="meta")), "'held': got layout torch.strided on meta"),
+        (holding(torch.eye(3).to_sparse()), "'held': got layout torch.sparse_coo"),
+    ]:
+        with pytest.raises(thinwire.InvalidArgumentError, match=message):
+            tw.compress(model)
+    with pytest.raises(thinwire.InvalidArgumentError, match=words):
+        tw.State(names={p: name for name, p in lazy().named_parameters()})
+    with pytest.raises(thinwire.InvalidArgumentError, match=words):
+        tw.GradientExchange().reduce_gradients(dict(lazy().named_parameters()))
+    model = lazy()
+    with pytest.raises(thinwire.InvalidArgumentError, match=words):
+        ParameterServerOptimizer(sgd(model), model, mode="local")
+    counts = torch.tensor([rank, 3]), torch.tensor([1j * rank]), torch.tensor(rank > 0)
+    model = lazy()
+    model(data(0, rank))
+    for number, buffer in enumerate(counts):
+        model.register_buffer(f"held{number}", buffer)
+    tw.compress(model, **EXACT)
+    train(model, [sgd(model)], rank)
+    return digest(model), [buffer.tolist() for buffer in model.buffers()]
+
+
+def test_what_has_no_values_yet_is_told():
+    first, second = run(unmade)
+    assert first == second and first[1] == [[0, 3], [0], False]

@@ -11,7 +11,7 @@ import torch.utils.data
 
 from thinwire import kvspecs, kvstore, kvworker
 from thinwire.errors import InvalidArgumentError
-from thinwire.torch import private
+from thinwire.torch import private, tensors
 from thinwire.torch.optimizer.model_hooks import WAITS, ForwardOrder
 
 _MODES = {"local": "local", "sync": "dist_sync", "async": "dist_async"}
@@ -87,6 +87,8 @@ class ParameterServerOptimizer:
             )
         model = private.uncompiled(model)
         self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        for name, parameter in self._parameters.items():
+            tensors.check_made(parameter, 0, lambda name=name: name)
         self._check_group(optimizer)
         self.optimizer = optimizer
         self._spec = kvspecs.optimizer_spec(optimizer)

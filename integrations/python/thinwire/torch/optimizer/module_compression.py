@@ -55,6 +55,7 @@ class ModuleCompression(GradientExchange):
         self._group = resolve(process_group, "compress")
         self._names = trained_names(model)
         checks.check_trained(model, self._names)
+        tensors.check_replica(self._model, rank_or_0(process_group))
         super().__init__(
             codec,
             process_group,
