@@ -132,13 +132,17 @@ def allreduce_rows(place: lab.Lab, arguments: argparse.Namespace) -> list[Row]:
                 [str(program), str(rank), str(place.world), folder, interface,
                  str(arguments.repetitions), largest, arguments.ways, smallest],
                 port,
-                stdout=subprocess.PIPE,
+                stdout=subprocess.PIPE, preexec_fn=lab.ignore_interrupts,
             )
             for rank in range(place.world)
         ]  # fmt: skip
-        out, _ = ranks[0].communicate(timeout=TIMEOUT_S)
-        if any([rank.wait() for rank in ranks]):
-            raise RuntimeError("a rank of allreduce_bench failed")
+        try:
+            out, _ = ranks[0].communicate(timeout=TIMEOUT_S)
+            if any([rank.wait() for rank in ranks]):
+                raise RuntimeError("a rank of allreduce_bench failed")
+        finally:
+            for rank in ranks:
+                rank.kill()
     return [network_row(row, place.world) for row in json.loads(out)]
 
 
@@ -261,7 +265,12 @@ def main() -> int:
     arguments.sizes = arguments.sizes or ("64,4096" if small else "64,67108864")
     os.environ["HF_HUB_OFFLINE"] = "1"
     out = arguments.out or harness.ROOT / f"build/bench/{arguments.kind}.json"
-    rows = store.run(arguments) if arguments.kind == "store" else run(arguments, out)
+    try:
+        rows = store.run(arguments) if arguments.kind == "store" else run(arguments, out)
+    except KeyboardInterrupt:
+        kept = f"; {out} has the cells that were measured" if out.exists() else ""
+        print(f"python -m bench {arguments.kind}: interrupted{kept}", file=sys.stderr)
+        return 130
     harness.write(out, rows, *PACKAGES)
     return 0
 

@@ -97,13 +97,19 @@ class Lab:
         """Runs `command` as every rank. RuntimeError if a rank fails or timeout_s (seconds) are
         over; no rank outlives the call."""
         port = PORT if self.namespaces else free_port()
-        ranks = [self.start(rank, command, port) for rank in range(self.world)]
+        quiet = {"preexec_fn": ignore_interrupts}
+        ranks = [self.start(rank, command, port, **quiet) for rank in range(self.world)]
         try:
             _wait(ranks, time.monotonic() + timeout_s)
         finally:
             for process in ranks:
                 process.kill()
                 process.wait()
+
+
+def ignore_interrupts() -> None:
+    """In a new process: Ctrl-C is for its parent, which ends it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def check_link(link: str) -> None:
@@ -235,7 +241,7 @@ def _plug(switch: str, name: str, host: int, rate: str) -> None:
 def _start_switch(switch: str, hosts: int, delay_s: float, loss: float) -> subprocess.Popen[bytes]:
     command = ["nsenter", f"--net=/run/netns/{switch}", sys.executable, __file__]
     command += ["--switch", str(hosts), str(delay_s), str(loss)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, preexec_fn=ignore_interrupts)
     if not process.stdout.readline():
         process.kill()
         process.wait()

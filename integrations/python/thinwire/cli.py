@@ -134,7 +134,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Returns the exit status: 0, or 1 if something needed is missing."""
+    """Returns the exit status: 0, 1 if something needed is missing, or 130 after Ctrl-C."""
     arguments = _parser().parse_args(argv)
     try:
         status = arguments.run(arguments)
@@ -143,6 +143,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # `| head` has read enough; Python's own flush at exit must not fail
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except KeyboardInterrupt:
+        print(f"thinwire {arguments.command}: interrupted", file=sys.stderr)
+        return 130
     except (errors.Error, OSError, ModuleNotFoundError) as error:
         print(f"thinwire {arguments.command}: {error}", file=sys.stderr)
         return 1

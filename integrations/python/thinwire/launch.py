@@ -10,15 +10,18 @@ srun), so launchers are looked for from the inner to the outer. Nothing here nee
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import logging
 import os
 import re
+import signal
 import subprocess
 import sys
+import threading
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 from thinwire.errors import InvalidArgumentError
 
@@ -29,6 +32,7 @@ _log = logging.getLogger("thinwire")
 # Ports that are derived from a job's name: above those of services, below those that a kernel
 # gives to outgoing connections.
 _FIRST_PORT, _LAST_PORT = 15000, 31999
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 DEFAULT_PORT = 29500  # torch's own, where nothing tells jobs apart
 
 
@@ -349,4 +353,37 @@ def start_here(ranks: int) -> int:
     """Start this command again as so many ranks on this machine, by torchrun; its exit status."""
     command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
     again = [sys.executable, *command, "--module", "thinwire", *sys.argv[1:]]
-    return subprocess.call(again, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    # Ctrl-C is for this process alone, which ends torchrun: a second signal would interrupt that
+    # where it ends its ranks.
+    with subprocess.Popen(
+        again, env=os.environ | {"OMP_NUM_THREADS": "1"}, stderr=subprocess.PIPE,
+        preexec_fn=_follow_parent,
+    ) as torchrun:  # fmt: skip
+        tells = threading.Event()
+        tells.set()
+        reader = threading.Thread(target=_pass_on, args=(torchrun.stderr, tells), daemon=True)
+        reader.start()
+        try:
+            return torchrun.wait()
+        except BaseException:  # it has nothing to say but where it was interrupted
+            tells.clear()
+            torchrun.terminate()
+            raise
+        finally:
+            reader.join()  # until its ranks have ended, too
+            torchrun.wait()
+
+
+def _follow_parent() -> None:
+    """In a new process: out of the terminal's signals, and SIGTERM when the thread that has started
+    it ends."""
+    os.setpgid(0, 0)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _pass_on(stream: IO[bytes], tells: threading.Event) -> None:
+    """Copies what a process writes to its standard error while `tells` is set."""
+    while part := os.read(stream.fileno(), 1 << 16):
+        if tells.is_set():
+            sys.stderr.buffer.write(part)
+            sys.stderr.flush()

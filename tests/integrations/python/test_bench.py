@@ -1,9 +1,15 @@
 """`thinwire bench`: what it measures is there, and its table shows it."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import pytest
-from ranks import run
+from ranks import HANG_S, run
 from test_cli import command
 from thinwire import bench
 
@@ -58,3 +64,32 @@ def test_a_wrong_argument_is_said(wrong, words, capsys):
 
     assert cli.main(["bench", *wrong]) == 1
     assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("ranks_began", [False, True])
+def test_ctrl_c_is_one_line_and_leaves_no_rank(ranks_began):
+    """It comes from a terminal, to the whole group of processes."""
+    again = [sys.executable, "-m", "thinwire", "bench", "--sizes", "64", "--seconds", "600"]
+    bench = subprocess.Popen(
+        again, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )  # fmt: skip
+    end = time.monotonic() + HANG_S
+    while time.monotonic() < end and len(_descendants(bench.pid)) < (3 if ranks_began else 1):
+        time.sleep(0.05)
+    begun = _descendants(bench.pid)
+    os.killpg(bench.pid, signal.SIGINT)
+    out, told = bench.communicate(timeout=HANG_S)
+    assert (bench.returncode, out, told) == (130, b"", b"thinwire bench: interrupted\n")
+    while any(left := [pid for pid in begun if Path(f"/proc/{pid}").exists()]):
+        assert time.monotonic() < end, left
+        time.sleep(0.05)
+
+
+def _descendants(pid: int) -> list[int]:
+    try:
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except OSError:
+        return []
+    return [each for child in map(int, children) for each in (child, *_descendants(child))]

@@ -4,13 +4,14 @@ torch do where nothing is lost, and the same bits on all members always."""
 from __future__ import annotations
 
 import datetime
+import re
 
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 from models import data, digest, loss_of, make_mlp
-from ranks import run
+from ranks import outcomes_of, run
 from thinwire.errors import MismatchError
 from thinwire.torch import sites
 from thinwire.torch.sites import updates
@@ -225,6 +226,26 @@ def test_members_count_by_what_they_saw():
     for weights, shares in run(weighted):
         assert weights == [[2.0, 2.0]]
         assert shares == (30.0, 10.0)
+
+
+def weighted_by_some(rank: int, weight: float | None):
+    model = torch.nn.Linear(2, 1, bias=False)
+    inner = torch.optim.SGD(model.parameters(), lr=1.0)
+    options = {"codec": "fp32", "weight": None if rank == 0 else weight}
+    with sites.LocalSGD(sites.static(), model, inner, 1, **options) as local:
+        for _ in range(2):
+            if rank == 0:
+                local.saw(30)
+            model.weight.grad = torch.ones(1, 2)
+            inner.step()
+    return local.reports[-1].weights
+
+
+def test_members_weigh_by_samples_on_all_or_on_none():
+    for outcome in outcomes_of(weighted_by_some, None, timeout_s=30):
+        assert outcome.error == "MismatchError", outcome.trace
+        assert re.search(r"member 0 .* by what it saw\(\) and member 1 .* by", outcome.message)
+    assert run(weighted_by_some, 5.0) == [(30.0, 5.0)] * 2
 
 
 def proximal(rank: int):

@@ -50,6 +50,21 @@ def test_what_cannot_be_is_refused(options, message):
         sites.DiLoCo(sites.static(), [model[0], model[2:]], inner, outer_of(model), **options)
 
 
+@pytest.mark.parametrize("kind", [torch.optim.LBFGS, torch.optim.SparseAdam])
+def test_an_outer_optimizer_steps_by_a_dense_gradient(kind):
+    model = make_mlp(width=WIDTH)
+    inner = torch.optim.SGD(model.parameters(), lr=0.05)
+    with pytest.raises(InvalidArgumentError, match=rf"outer_optimizer is {kind.__name__}, expecte"):
+        sites.DiLoCo(sites.static(), [model], inner, kind(list(model.parameters())), 4)
+
+
+def test_a_lazy_module_is_made_before():
+    model = torch.nn.Sequential(torch.nn.LazyLinear(4))
+    inner = torch.optim.SGD(model.parameters(), lr=0.05)
+    with pytest.raises(InvalidArgumentError, match=r"'0\.weight': got a tensor of a lazy module"):
+        sites.LocalSGD(sites.static(), model, inner, 4)
+
+
 def test_an_outer_optimizer_has_all_parameters():
     model = make_mlp(width=WIDTH)
     inner = torch.optim.SGD(model.parameters(), lr=0.05)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -18,9 +19,15 @@ from thinwire.options import DDP, MODELS, SHARDS, STEPPED
 from thinwire.torch import private, tensors
 from thinwire.torch.ddp import State, hook
 from thinwire.torch.ddp.state import follow_joins, momentum_for
-from thinwire.torch.exchange.compression import COMPRESSED, CompressedBy, Compression
+from thinwire.torch.exchange.compression import (
+    COMPRESSED,
+    Compressed,
+    Compression,
+    compressed_with,
+)
 from thinwire.torch.exchange.rules import DEFAULT, Codec
 from thinwire.torch.group import rank_or_0
+from thinwire.torch.optimizer import checks
 from thinwire.torch.optimizer.module_compression import (
     ModuleCompression,
     OptimizedCompression,
@@ -74,7 +81,9 @@ def compress(
             then momentum and weight decay of torch.optim.SGD move into the exchange, and .grad
             after backward() is momentum. onebit with Adam or AdamW is 1-bit Adam
             (arXiv 2102.02888); it needs warm_up_steps, which any other codec may have. For a plain
-            module it is also the optimizer whose step() takes the means.
+            module it is also the optimizer whose step() takes the means, and has all parameters
+            that are trained; such a model is not compiled with fullgraph=True. Under FSDP2 it keeps
+            its momentum, and is made after fully_shard().
         process_group: for plain modules; None: the default group. DDP and FSDP2 have their own.
         options: the settings in `thinwire.torch.Options`; None means the THINWIRE_* variable, else
             the default.
@@ -90,11 +99,14 @@ def compress(
     check_kind("model", model, torch.nn.Module, "a torch.nn.Module")
     if optimizer is not None:
         check_kind("optimizer", optimizer, Optimizer, "one of torch.optim, or None")
+    one_graph, model = private.is_one_graph(model), private.uncompiled(model)
     ddp = isinstance(model, DistributedDataParallel)
     sharded = not ddp and _is_sharded(model)
     hooked = ddp or (not sharded and private.is_replicated(model))
     _check_options(model, options, hooked, sharded, optimizer)
-    _check_first(model)
+    if not hooked:
+        _check_outermost(model)
+    _check_first(model, hooked)
     if any(parameter.is_cuda for parameter in model.parameters()):
         _library.cuda_devices(config.cuda_library())
         if options.get("transport") is None and config.resolve().transport == "gloo":
@@ -111,6 +123,13 @@ def compress(
             )
         from thinwire.torch.fsdp.compression import compress_shards
 
+        if optimizer is not None:
+            settings = {**_momentum_of(codec, optimizer, settings), **settings}
+            checks.check_own(
+                optimizer,
+                dict(model.named_parameters()).values(),
+                "fully_shard() replaces parameters, so make the optimizer after it",
+            )
         return compress_shards(model, codec, **settings)
     if codec is None and not config.is_set("codec"):
         codec = DEFAULT
@@ -119,12 +138,19 @@ def compress(
         made = _hook_on(model, codec, optimizer, process_group, settings)
     elif optimizer is None:
         made = ModuleCompression(model, codec, process_group=process_group, **settings)
+    elif one_graph:
+        raise InvalidArgumentError(
+            "compress got optimizer= and a model that is compiled with fullgraph=True, but with it "
+            "each module's forward waits for the values that it reads, which is no part of a "
+            "graph; compile it without fullgraph, or leave optimizer= out"
+        )
     else:
         settings = {**_momentum_of(codec, optimizer, settings), **settings}
         made = OptimizedCompression(
             model, codec, optimizer, process_group=process_group, **settings
         )
-    setattr(model, COMPRESSED, CompressedBy(f"compress(model, codec={codec!r})"))
+    call = f"compress(model, codec={codec!r})"
+    COMPRESSED[made] = Compressed(call, weakref.ref(model), hooked)
     return made
 
 
@@ -170,6 +196,12 @@ def _hook_on(
     }
     state = State(codec, group, names=names, **options)
     if state.config.momentum and optimizer is not None:
+        checks.check_all(
+            optimizer,
+            names,
+            "all gradients become momentum, which the optimizer of these would take for bare ones; "
+            "make one optimizer of all that are trained, in several groups if need be",
+        )
         state.take_momentum(optimizer)
     if delayed := set(map(id, private.delayed_parameters(model))):
         state.note_bypassed({
@@ -218,13 +250,26 @@ def _check_options(
             )
 
 
-def _check_first(model: torch.nn.Module) -> None:
-    """InvalidArgumentError if the model, or a part of it, is compressed already."""
-    for module in model.modules():
-        earlier = getattr(module, COMPRESSED, None)
-        if earlier is not None:
+def _check_outermost(model: torch.nn.Module) -> None:
+    """InvalidArgumentError if DDP or replicate() reduces the gradients of a part of the model."""
+    for name, part in model.named_modules():
+        ddp = isinstance(part, DistributedDataParallel)
+        if ddp or private.is_replicated(part):
+            wrapper = "DistributedDataParallel" if ddp else "replicate()"
             raise InvalidArgumentError(
-                f"compress: the gradients of this {type(module).__name__} are compressed already, "
-                f"by {earlier}; remove one of the two calls. To change the codec, wrap the model "
-                "again and call compress() on that"
+                f"compress got a {type(model).__name__} whose part '{name}' is under {wrapper}, "
+                "which reduces its gradients itself; call compress() on that part"
+            )
+
+
+def _check_first(model: torch.nn.Module, hooked: bool) -> None:
+    """InvalidArgumentError if gradients of the model, or of a part of it, are compressed already.
+    DDP never gives a hook back, so a module may be wrapped again."""
+    for earlier in compressed_with(model):
+        if earlier.model() is model or not (hooked and earlier.hooked):
+            raise InvalidArgumentError(
+                f"compress: the gradients of this {type(model).__name__}, or of a part of it, are "
+                f"compressed already, by {earlier.call} of a {type(earlier.model()).__name__}; "
+                "remove one of the two calls, or close() what the first returned. To change the "
+                "codec of a DDP model, wrap the module again and call compress() on that"
             )

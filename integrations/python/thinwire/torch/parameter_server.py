@@ -11,8 +11,8 @@ import torch.utils.data
 
 from thinwire import kvspecs, kvstore, kvworker
 from thinwire.errors import InvalidArgumentError
-from thinwire.torch import private
-from thinwire.torch.optimizer.model_hooks import ForwardOrder
+from thinwire.torch import private, tensors
+from thinwire.torch.optimizer.model_hooks import WAITS, ForwardOrder
 
 _MODES = {"local": "local", "sync": "dist_sync", "async": "dist_async"}
 _SSP = "ssp:"
@@ -87,6 +87,8 @@ class ParameterServerOptimizer:
             )
         model = private.uncompiled(model)
         self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        for name, parameter in self._parameters.items():
+            tensors.check_made(parameter, 0, lambda name=name: name)
         self._check_group(optimizer)
         self.optimizer = optimizer
         self._spec = kvspecs.optimizer_spec(optimizer)
@@ -351,8 +353,14 @@ class ParameterServerOptimizer:
             self.store.push(name, gradient, priority, weight=self.weight)
             self._read.discard(name)
 
-    @private.outside_graphs
     def _before_forward(
+        self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        private.break_graph(WAITS)
+        self._wait_for(module, args, kwargs)
+
+    @private.outside_graphs
+    def _wait_for(
         self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         if not self._hooks:

@@ -116,6 +116,15 @@ def is_one_graph(module: torch.nn.Module) -> bool:
     return getattr(getattr(module, "dynamo_ctx", None), "fullgraph", False) is True
 
 
+def break_graph(why: str) -> None:
+    """In a hook of a module that torch.compile traces, ends the graph here; elsewhere does nothing.
+
+    Under fullgraph=True that is torch's error, which has `why` in it. torch.compiler has no such
+    function. Torch 2.13 and 2.14."""
+    if torch.compiler.is_compiling():
+        torch._dynamo.graph_break(msg=why)
+
+
 def outside_graphs(hook: Callable[..., None]) -> Callable[..., None]:
     """A hook of a module that torch.compile calls between graphs, as it is.
 

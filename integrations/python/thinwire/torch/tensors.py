@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Mapping
 
 import torch
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from thinwire.errors import InvalidArgumentError
 from thinwire.torch.private import plain_name
 
 _MAKE_DENSE = "use dense gradients (Embedding(sparse=False)) or .to_dense()"
+
+_UNMADE = (UninitializedParameter, UninitializedBuffer)
 
 DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 
@@ -34,6 +38,7 @@ def check(tensor: torch.Tensor, rank: int, name: Callable[[], str]) -> str:
 
     if not isinstance(tensor, torch.Tensor):
         raise _no_tensor(rank, name(), tensor)
+    check_made(tensor, rank, name)
     if hasattr(tensor, "__tensor_flatten__"):  # DTensor, torchao's: their memory is others'
         raise refuse(
             f"a {type(tensor).__name__}, which is made of other tensors", "a plain tensor",
@@ -42,10 +47,29 @@ def check(tensor: torch.Tensor, rank: int, name: Callable[[], str]) -> str:
     if tensor.layout != torch.strided:
         raise refuse(f"layout {tensor.layout}", "a dense tensor", _MAKE_DENSE)
     if tensor.device.type not in ("cpu", "cuda"):
-        raise refuse(f"device {tensor.device}", "device cpu or cuda", "move it with .cpu()")
+        fix = "give it values, by to_empty()" if tensor.is_meta else "move it with .cpu()"
+        raise refuse(f"device {tensor.device}", "device cpu or cuda", fix)
     if tensor.dtype not in DTYPES:
         raise refuse(f"dtype {tensor.dtype}", "float32, bfloat16 or float16", _mend_of(tensor))
     return DTYPES[tensor.dtype]
+
+
+def check_made(tensor: torch.Tensor, rank: int, name: Callable[[], str]) -> None:
+    """InvalidArgumentError if it belongs to a lazy module that has seen no input yet."""
+    if isinstance(tensor, _UNMADE):
+        got = "a tensor of a lazy module, which has no shape yet"
+        fix = "run one forward pass, of inputs that have the same shape on every rank, before"
+        raise _refusal(rank, name(), got, "one that has elements", fix)
+
+
+def check_replica(model: torch.nn.Module, rank: int) -> None:
+    """InvalidArgumentError unless rank 0 can give its parameters and buffers to all others."""
+    for name, tensor in itertools.chain(model.named_parameters(), model.named_buffers()):
+        check_made(tensor, rank, lambda name=name: name)
+        if tensor.layout != torch.strided or tensor.is_meta:
+            got = f"layout {tensor.layout} on {tensor.device}"
+            fix = "make it dense, give it values by to_empty(), or keep it out of the model"
+            raise _refusal(rank, name, got, "a dense tensor with values", fix)
 
 
 def _mend_of(tensor: torch.Tensor) -> str:
@@ -94,8 +118,8 @@ def check_name(name: object) -> None:
 
 
 def check_named(named: object, rank: int) -> None:
-    """InvalidArgumentError unless it is a dict of tensors by name; their dtypes are not looked
-    at."""
+    """InvalidArgumentError unless it is a dict of tensors by name, none of them of a lazy module;
+    dtypes are not looked at."""
     if not isinstance(named, Mapping):
         raise InvalidArgumentError(
             f"rank {rank}: got a {type(named).__name__}, expected a dict of tensors by name, such "
@@ -108,6 +132,7 @@ def check_named(named: object, rank: int) -> None:
             )
         if not isinstance(tensor, torch.Tensor):
             raise _no_tensor(rank, name, tensor)
+        check_made(tensor, rank, lambda name=name: name)
 
 
 def check_parameters(names: Mapping[torch.Tensor, str], rank: int) -> None:
@@ -124,6 +149,7 @@ def check_parameters(names: Mapping[torch.Tensor, str], rank: int) -> None:
                 f"rank {rank}: names has {type(parameter).__name__}: {name!r}, expected a "
                 "parameter and its name, text without NUL"
             )
+        check_made(parameter, rank, lambda name=name: name)
         if parameter.requires_grad:
             check(parameter, rank, lambda name=name: name)
 

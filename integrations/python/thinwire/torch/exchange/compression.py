@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
+import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from typing import Any, NamedTuple
 
+import torch
 import torch.distributed as dist
 
 from thinwire.torch.exchange import state_file
 from thinwire.torch.exchange.recovery import Recovery
 from thinwire.torch.exchange.state_file import PathLike
 
-# An attribute of a compressed model: its CompressedBy.
-COMPRESSED = "_thinwire_compressed"
 
+class Compressed(NamedTuple):
+    """A model that compress() was called on."""
 
-class CompressedBy(str):
-    """The call that compressed a model, for the message of another one. A copy of the model, which
-    is not compressed, has None in its place."""
-
-    __slots__ = ()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(None), ()
+    call: str  # for the message of another one
+    model: weakref.ref[torch.nn.Module]
+    hooked: bool  # by the communication hook of DDP or replicate()
 
 
 class Compression(ABC):
@@ -113,3 +110,16 @@ class Compression(ABC):
             InvalidArgumentError: a file is damaged or does not fit this model.
         """
         self.load_state_dict(state_file.load_all(path))
+
+
+# Those whose gradients are compressed now: until close(), or until the model goes.
+COMPRESSED: MutableMapping[Compression, Compressed] = weakref.WeakKeyDictionary()
+
+
+def compressed_with(model: torch.nn.Module) -> Iterator[Compressed]:
+    """The models that are compressed and train a parameter that this one trains, too."""
+    ours = {id(p) for p in model.parameters() if p.requires_grad}
+    for each in list(COMPRESSED.values()):
+        earlier = each.model()
+        if earlier is not None and any(id(p) in ours for p in earlier.parameters()):
+            yield each

@@ -30,7 +30,7 @@ from thinwire.torch.exchange.bucket import (
     parts_of,
 )
 from thinwire.torch.exchange.checkpoint import Residuals
-from thinwire.torch.exchange.compression import Compression
+from thinwire.torch.exchange.compression import COMPRESSED, Compression
 from thinwire.torch.exchange.gathered import gather
 from thinwire.torch.exchange.momentum import OwnedMomentum
 from thinwire.torch.exchange.recovery import Agreement, Recovery, fit, progress_of
@@ -531,6 +531,7 @@ class GradientExchange(Compression):
 
     def close(self) -> None:
         """Closes the connections. Happens by itself when the exchange goes, and at exit."""
+        COMPRESSED.pop(self, None)
         self._session.close()
 
     def __getstate__(self) -> dict[str, Any]:

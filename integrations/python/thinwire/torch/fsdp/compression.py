@@ -418,7 +418,7 @@ def _check_codec(codec: Codec | None, momentum: object, scatters: bool) -> None:
         raise InvalidArgumentError(
             f"FSDP2 got codec={codec!r} with momentum={momentum!r}, expected neither onebit nor "
             "topk (which replicas may have, with inner=False), and no momentum: a reduce-scatter "
-            "leaves no rank the whole mean; take int8 or int4"
+            "leaves no rank the whole mean; take int8 or int4, or leave optimizer= out"
         )
 
 

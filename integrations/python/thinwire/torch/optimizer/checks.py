@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch.optim.optimizer import Optimizer
@@ -53,13 +53,36 @@ def check_reduced(model: torch.nn.Module, names: Names) -> None:
 
 
 def check_parameters(optimizer: Optimizer, names: Names) -> None:
-    """All parameters that it trains belong to the model."""
+    """All parameters that it trains belong to the model, and it has all that the model trains."""
+    check_own(optimizer, names, "pass the model that they belong to")
+    check_all(
+        optimizer,
+        names,
+        "step() gives the means to its own parameters alone; make one optimizer of all that are "
+        "trained, in several groups if need be, and freeze the others, or leave optimizer= out, "
+        "which puts the means into .grad for any number of optimizers",
+    )
+
+
+def check_own(optimizer: Optimizer, names: Iterable[torch.Tensor], fix: str) -> None:
+    """All parameters that the optimizer trains are in `names`."""
     ours = {p for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
     strangers = len(ours - set(names))
     if strangers:
         raise InvalidArgumentError(
             f"the optimizer has {strangers} parameter(s) that the model has not, expected "
-            "those of model.parameters(); pass the model that they belong to"
+            f"those of model.parameters(); {fix}"
+        )
+
+
+def check_all(optimizer: Optimizer, names: Names, why: str) -> None:
+    """The optimizer has all parameters of `names`."""
+    theirs = {p for group in optimizer.param_groups for p in group["params"]}
+    missing = [name for parameter, name in names.items() if parameter not in theirs]
+    if missing:
+        raise InvalidArgumentError(
+            f"the optimizer has no '{missing[0]}', one of {len(missing)} parameter(s) that the "
+            f"model trains without it; {why}"
         )
 
 

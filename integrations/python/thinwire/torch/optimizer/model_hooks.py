@@ -10,10 +10,17 @@ import torch
 import torch.distributed as dist
 from torch.overrides import TorchFunctionMode
 
+from thinwire.torch import private
 from thinwire.torch.agree import from_rank_0
 from thinwire.torch.optimizer.step_pipeline import GradientBucket
 
 _Part = TypeVar("_Part")
+
+# For torch's error where torch.compile traces a hook under fullgraph=True.
+WAITS = (
+    "thinwire: each module's forward waits for the values that it reads, which is no part of a "
+    "graph; compile the model without fullgraph=True"
+)
 
 
 class ModelHooks:
@@ -27,25 +34,27 @@ class ModelHooks:
         names: Mapping[torch.Tensor, str],
         *,
         on_gradient: Callable[[torch.Tensor], None],
-        before_use: Callable[[GradientBucket], None],
+        before_use: Callable[[GradientBucket], None] | None,
         finish: Callable[[], None],
         before_backward: Callable[[], None] | None = None,
     ) -> None:
-        """names: of the parameters that are trained. before_backward: called when a backward pass
+        """names: of the parameters that are trained. before_use: None where no forward pass waits,
+        so that torch.compile may trace one as a whole. before_backward: called when a backward pass
         comes to what the model has returned."""
         self._names, self._before_use, self._finish = names, before_use, finish
-        self._order = ForwardOrder(model, names)
+        self._order = ForwardOrder(model, names, traced=before_use is not None)
         self._needs: dict[torch.nn.Module, list[GradientBucket]] = {}
         self._before_backward = before_backward
         self._handles = [
             *(p.register_post_accumulate_grad_hook(_weak(on_gradient)) for p in names),
-            # Before the model's own hooks, some of which read parameters, as weight_norm's does.
-            *(
-                m.register_forward_pre_hook(self._before_forward, prepend=True)
-                for m in model.modules()
-            ),
             model.register_state_dict_pre_hook(self._before_state_dict),
         ]
+        if before_use is not None:
+            # Before the model's own hooks, some of which read parameters, as weight_norm's does.
+            self._handles += [
+                module.register_forward_pre_hook(self._before_forward, prepend=True)
+                for module in model.modules()
+            ]
         if before_backward is not None:
             self._handles.append(model.register_forward_hook(self._after_forward))
 
@@ -62,6 +71,7 @@ class ModelHooks:
         self._needs = self._order.needs(bucket_of)
 
     def _before_forward(self, module: torch.nn.Module, _args: Any) -> None:
+        private.break_graph(WAITS)
         for bucket in self._needs.get(module, ()):
             self._before_use(bucket)
 
@@ -89,9 +99,7 @@ class ModelHooks:
 
 
 def _hooks_of_a_copy() -> ModelHooks:
-    return ModelHooks(
-        torch.nn.Module(), {}, on_gradient=_nothing, before_use=_nothing, finish=_nothing
-    )
+    return ModelHooks(torch.nn.Module(), {}, on_gradient=_nothing, before_use=None, finish=_nothing)
 
 
 def _weak(method: Callable[[torch.Tensor], None]) -> Callable[[torch.Tensor], None]:
@@ -142,8 +150,12 @@ class ForwardOrder:
     parent may use a child's parameter. So the arguments of every torch function in that pass are
     inspected."""
 
-    def __init__(self, model: torch.nn.Module, parameters: Iterable[torch.Tensor]) -> None:
-        self._model = model
+    def __init__(
+        self, model: torch.nn.Module, parameters: Iterable[torch.Tensor], *, traced: bool = True
+    ) -> None:
+        """traced: False: it sees nothing of a pass that torch.compile traces, which no hook may
+        break then."""
+        self._model, self._traced = model, traced
         self._waiting = set(parameters)
         self.first_use: dict[torch.Tensor, torch.nn.Module] = {}  # in the order of first use
         self._inside: list[torch.nn.Module] = []
@@ -162,13 +174,20 @@ class ForwardOrder:
             handle.remove()
         self._handles.clear()
 
+    def _is_hidden(self) -> bool:
+        return not self._traced and torch.compiler.is_compiling()
+
     def _enter(self, module: torch.nn.Module, _args: Any) -> None:
+        if self._is_hidden():
+            return
         self._inside.append(module)
         if module is self._model:
             self._watch = _Watch(self._see)
             self._watch.__enter__()
 
     def _leave(self, module: torch.nn.Module, *_: Any) -> None:
+        if self._is_hidden():
+            return
         if self._inside:
             self._inside.pop()
         if module is self._model and self._watch is not None:

@@ -21,7 +21,6 @@ from thinwire.arguments import check_flag, check_whole
 from thinwire.errors import warn
 from thinwire.torch import agree, private, tensors
 from thinwire.torch.exchange.bucket import lay_out
-from thinwire.torch.exchange.compression import COMPRESSED
 from thinwire.torch.exchange.gradient_exchange import GradientExchange
 from thinwire.torch.exchange.recovery import Recovery
 from thinwire.torch.exchange.rules import Codec
@@ -36,7 +35,8 @@ from thinwire.torch.optimizer.wrapped_optimizer import loss_of
 class ModuleCompression(GradientExchange):
     """A plain module whose gradients are the means of all ranks when backward() returns.
 
-    Buckets go as soon as their gradients are made, so that they overlap the rest of backward."""
+    Buckets go as soon as their gradients are made, so that they overlap the rest of backward; those
+    of the first step go at its end, since it shows which gradients are made in several turns."""
 
     def __init__(
         self,
@@ -55,6 +55,7 @@ class ModuleCompression(GradientExchange):
         self._group = resolve(process_group, "compress")
         self._names = trained_names(model)
         checks.check_trained(model, self._names)
+        tensors.check_replica(self._model, rank_or_0(process_group))
         super().__init__(
             codec,
             process_group,
@@ -80,7 +81,7 @@ class ModuleCompression(GradientExchange):
         self._share_replica()
         self._hooks = ModelHooks(
             self._model, self._names, on_gradient=self._on_gradient,
-            before_use=self._pipeline.apply, finish=self.finish,
+            before_use=None if optimizer is None else self._pipeline.apply, finish=self.finish,
             before_backward=None if optimizer is not None else self._enter_backward,
         )  # fmt: skip
 
@@ -192,7 +193,6 @@ class ModuleCompression(GradientExchange):
     def close(self) -> None:
         """Let the model go and close the connections. Its gradients are reduced no more."""
         self._hooks.remove()
-        vars(self._model).pop(COMPRESSED, None)
         super().close()
 
 
@@ -261,7 +261,14 @@ class OptimizedCompression(ModuleCompression):
             return
         self._lay_out()
         bucket = self._pipeline.bucket_of[parameter]
-        self._pipeline.begin(bucket)
+        if self._pipeline.begin(bucket):
+            error = errors.InvalidArgumentError(
+                f"rank {self.rank}: the gradient of '{self._names[parameter]}' was made while its "
+                "last step was still due, so the forward pass has not waited for it; call finish() "
+                "after step() if parameters are read outside of their modules, and "
+                "torch.compiler.reset() after compress() if the model was compiled and used before"
+            )
+            raise errors.again(self.fail(error))
         if self._delay is not None:
             self._delay.make_room(bucket)
         if bucket.phase is Phase.IN_FLIGHT:

@@ -201,8 +201,8 @@ class DiLoCo:
 
     def saw(self, samples: float) -> None:
         """Count samples, or tokens, of the next steps as this member's weight in its round. Either
-        all members call it, or none. Raises InvalidArgumentError unless it is a number from 0 to
-        1e18."""
+        all members call it, or none: else the round is a MismatchError on all. Raises
+        InvalidArgumentError unless it is a number from 0 to 1e18."""
         try:
             count = math.nan if isinstance(samples, str) else float(samples)
         except (TypeError, ValueError, ArithmeticError, RuntimeError):  # a tensor of many elements
@@ -300,6 +300,7 @@ class DiLoCo:
         fragment = self._fragments[self._rounds.begun % len(self._fragments)]
         fragment.check()
         weight = self._work - fragment.mark if self._weight is None else self._weight
+        counts = "weight=" if self._weight is not None else "saw()" if self._saw else "steps"
         fragment.mark = self._work
         residuals: Values = {}  # whole when Rounds has taken all pieces
         if weight > 0:
@@ -312,7 +313,7 @@ class DiLoCo:
             self._at_begin[self._rounds.begun] = fragment.copy()
         self._pace.began()
         self._left.append(self._delay)
-        self._rounds.begin(fragment.number, fragment.codec, pieces, residuals, weight)
+        self._rounds.begin(fragment.number, fragment.codec, pieces, residuals, weight, counts)
 
     def _end(self) -> None:
         self._rounds.end(self._rounds.open[0])
@@ -571,6 +572,7 @@ class DiLoCo:
             self._rounds.begin(
                 fragment.number, fragment.codec, [raw_bytes(one["bytes"])],
                 {name: t.clone() for name, t in one["residuals"].items()}, one["weight"],
+                "weight=",  # which goes with either of the others
             )  # fmt: skip
 
     def stats(self) -> dict[str, Any]:

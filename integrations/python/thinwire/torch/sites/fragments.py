@@ -199,4 +199,11 @@ def outers_of(outer: Optimizer | Sequence[Optimizer], fragments: int) -> list[Op
         raise wrong(
             "outer_optimizer", outer, f"a torch.optim.Optimizer, or {fragments}, one a fragment"
         )
+    for each in outers:
+        if isinstance(each, (torch.optim.LBFGS, torch.optim.SparseAdam)):
+            raise InvalidArgumentError(
+                f"outer_optimizer is {type(each).__name__}, expected one that steps by a dense "
+                "gradient and without a closure, since its gradient is the mean of all members' "
+                "updates; take torch.optim.SGD, with Nesterov's momentum as in DiLoCo"
+            )
     return outers

@@ -28,6 +28,7 @@ from thinwire.torch.sites.updates import (
 )
 
 NO_DIGEST = bytes(16)
+WEIGHTS = ("weight=", "steps", "saw()")  # what a member's weight may be
 MOST_WORK = 1e18  # that a member counts in a round, so that sums of weights stay finite
 
 
@@ -172,6 +173,7 @@ class Round:
     pieces: list[bytes]
     residuals: Values  # valid with the commit; empty where nothing was sent
     weight: float
+    counts: str  # what the weight is, one of WEIGHTS
     begun: float
     # Fields of the last attempt.
     gathers: list[Any] = field(default_factory=list)  # of the header, and of chunks in order

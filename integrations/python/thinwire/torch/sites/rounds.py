@@ -45,6 +45,7 @@ from thinwire.torch.sites.meeting import MOST_IN_ONE_HOP, Epoch, Gather, Meeting
 from thinwire.torch.sites.round import (
     MOST_WORK,
     NO_DIGEST,
+    WEIGHTS,
     Members,
     Model,
     Report,
@@ -59,8 +60,9 @@ from thinwire.torch.sites.updates import Rule, UpdateCodec, Values, mean
 
 _log = logging.getLogger("thinwire")
 
-# Round, fragment, whether somebody waits to come in, weight, seconds of a round and of a step.
-_HEADER = struct.Struct("<QIIddd24x")
+# Round, fragment, whether somebody waits to come in, weight, seconds of a round and of a step, and
+# what the weight is, as an index into WEIGHTS.
+_HEADER = struct.Struct("<QIIdddB23x")
 # Rounds committed, digest of the last one, whether it has the group's state, digest of the next
 # round's result (zeros: not there), rounds begun, steps since. digests_of() follow.
 _STATUS = struct.Struct("<Q16sI16sQQ")
@@ -132,11 +134,13 @@ class Rounds:
 
     def begin(
         self, fragment: int, codec: UpdateCodec | SumCodec, pieces: Iterable[bytes],
-        residuals: Values, weight: float,
+        residuals: Values, weight: float, counts: str,
     ) -> Round:  # fmt: skip
         """Begins a round with this member's encoded update; meet() comes before. pieces: asked for
-        while those before are on their way; `residuals` are valid when it returns."""
-        one = Round(self.begun, fragment, codec, [], residuals, weight, time.monotonic())
+        while those before are on their way; `residuals` are valid when it returns. counts: what
+        the weight is, one of WEIGHTS."""
+        now = time.monotonic()
+        one = Round(self.begun, fragment, codec, [], residuals, weight, counts, now)
         self.begun += 1
         self._open.append(one)
         self._launch(one, pieces)
@@ -198,7 +202,7 @@ class Rounds:
         one.gathers, one.attempt = [], None
         header = _HEADER.pack(
             one.number, one.fragment, self._members.wants_change(), one.weight,
-            *self._model.measured(),
+            *self._model.measured(), WEIGHTS.index(one.counts),
         )  # fmt: skip
         meeting = self._meeting
         if self._masks is not None or one.in_two_hops:
@@ -615,3 +619,11 @@ def _check_heads(heads: list[tuple], epoch: Epoch) -> None:
                 f"member {rank} ('{epoch.names[rank]}') has weight {head[3]}, expected 0 to "
                 f"{MOST_WORK:g}; look at what it passes to saw()"
             )
+    rank_of = {head[6]: rank for rank, head in enumerate(heads) if head[3] > 0}
+    by = [rank_of.get(WEIGHTS.index(counts)) for counts in ("saw()", "steps")]
+    if None not in by:
+        saw, other = (f"member {rank} ('{epoch.names[rank]}')" for rank in by)
+        raise errors.MismatchError(
+            f"{saw} weighs by what it saw() and {other} by its steps, expected one of the two; "
+            "call saw() on all members before each step, or on none, or pass weight="
+        )
