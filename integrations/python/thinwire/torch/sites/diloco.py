@@ -440,7 +440,9 @@ class DiLoCo:
         for _ in range(self._rounds.begun, begun):
             fragment = self._fragments[self._rounds.begun % len(self._fragments)]
             self._left.append(0)
-            self._rounds.begin(fragment.number, fragment.codec, fragment.codec.nothing(), {}, 0.0)
+            self._rounds.begin(
+                fragment.number, fragment.codec, fragment.codec.nothing(), {}, 0.0, "weight="
+            )
 
     # Checkpoints and statistics.
 
