@@ -82,11 +82,14 @@ THINWIRE_HD void DecodeQuad(Load load, unsigned place, float scale, float* out) 
     uint8_t byte;
     load.template operator()<1>(&byte);
     const unsigned bits = byte >> (place % 8);
+    // The same bits either way. Reductions to the bit need a register less for the product.
+    const bool is_product = kNans == Nans::kExact && IsFinite(scale);
     THINWIRE_UNROLL
     for (unsigned i = 0; i < kQuad; ++i) {
       const uint32_t sign = bits << (31 - i) & ~kAbsMask;
-      out[i] = FloatOf(sign ^ BitsOf(scale));
+      out[i] = FloatOf(sign ^ BitsOf(is_product ? 1.0f : scale));
     }
+    if (is_product) ScaleQuad<Nans::kAny>(scale, out);
   } else {
     alignas(4) uint32_t word = 0;
     load.template operator()<Traits::kQuadBytes>(&word);

@@ -326,7 +326,9 @@ TEST(Sequencer, WhatARankHasStartedAheadGoesOnWhenItsTensorIsWithdrawn) {
       EXPECT_TRUE(host.failure(r).ok()) << host.failure(r);
       EXPECT_TRUE(host.IsIdle(r)) << host.Describe(r);
     }
-    if (hears_first) EXPECT_EQ(host.predicted(), ahead);
+    if (hears_first) {
+      EXPECT_EQ(host.predicted(), ahead);
+    }
     ++calls[1];
     EXPECT_EQ(RunStep(host, {1, 2, 3}, calls, true), 0u);
     EXPECT_EQ(RunStep(host, {1, 2, 3}, calls, true), 54u);
@@ -382,7 +384,9 @@ TEST(Sequencer, AStepGoesOnWhereItsPredictedOrderCanNot) {
       }
       Settle(host);
       // The third step is predicted as the second one went, and all of it starts ahead.
-      if (call == 2) EXPECT_EQ(host.predicted() - before, 3 * 3 * kChunks);
+      if (call == 2) {
+        EXPECT_EQ(host.predicted() - before, 3 * 3 * kChunks);
+      }
     }
     EXPECT_GT(stood_s, 0.0) << "the order is the one that this test wants";
     EXPECT_LT(stood_s, 2 * AnswerPatience(30.0)) << "once a step";
