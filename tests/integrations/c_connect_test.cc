@@ -110,7 +110,7 @@ const Fault kFaults[] = {
     {"a codec that there is none of", [](tw_options& o) { o.codec = "int5"; }, "int5"},
     {"an option out of range", [](tw_options& o) { o.lanes = 1000; }, "lanes"},
     {"no such timeout", [](tw_options& o) { o.timeout_ms = -1; }, "timeout -1 ms"},
-    {"no such device", [](tw_options& o) { o.device = "cuda:4711"; }, "device"},
+    {"no such device", [](tw_options& o) { o.device = "cuda:4711"; }, "CUDA"},
     {"a trace in no folder", [](tw_options& o) { o.trace_path = "/proc/nowhere/trace.json"; },
      "trace_path is '/proc/nowhere/trace.json'"},
     {"events in no folder", [](tw_options& o) { o.flight_path = "/proc/nowhere/flight.txt"; },
