@@ -328,18 +328,10 @@ TABLES = {
             "same bits = {same_bits} of {seeds}"),
     ),
     "order-of-layers": Table(
-        [f"{_EPYC}/priority.json", *(f"{_XEON}/priority-{ms}ms.json" for ms in (5, 15))],
-        "latency, one way",
-        named("policy", {"fifo": "fifo", "p3": "p3, announced", "p3 planned": "p3, predicted",
-                         "alone": "computing alone"}),
-        by("{step_ms:.0f} ms, {over_fifo:.2f} ×", "file",
-           {f"{_EPYC}/priority.json": "none"}
-           | {f"{_XEON}/priority-{ms}ms.json": f"{ms} ms" for ms in (5, 15)}),
-    ),
-    "p3-or-fsdp2": Table(
-        [f"{_EPYC}/overlap.json"], "",
-        named("subject", {"p3": "p3", "fsdp2": "FSDP2", "alone": "computing alone"}),
-        [("ms a step", _STEP, {}), ("over p3", _INTERVAL, {})],
+        [f"{_EPYC}/priority.json"], "latency, one way",
+        named("subject", {"fifo": "fifo", "p3": "p3, announced", "p3 planned": "p3, predicted",
+                          "fsdp2": "FSDP2", "alone": "computing alone"}),
+        by("{ms:.0f} ms, {ratio:.2f} ×", "delay_ms", {0.0: "none", 5.0: "5 ms", 15.0: "15 ms"}),
     ),
     "kernels": Table(
         [f"{_H200}/kernels.json"], "",

@@ -72,7 +72,7 @@ def keep_former_group(owner: object, group: dist.ProcessGroup) -> None:
 def _keep_groups() -> None:
     kept = {}
     while True:
-        owner, kept[owner] = _former_groups.get()  # lets go of the owner's group before
+        owner, kept[owner] = _former_groups.get()  # the one that was kept so far goes
 
 
 _former_groups: queue.SimpleQueue[tuple[int, dist.ProcessGroup | None]] = queue.SimpleQueue()
