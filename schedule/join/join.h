@@ -68,7 +68,7 @@ absl::StatusOr<Joined> Join(const JoinOptions& in);
 
 // For a rank that fails before it can join: the ranks that are in Join, or come later, are told why
 // where they meet, and fail with Unavailable. A local group is there only while a rank waits in it.
-// Of `in` it reads rank, size, store, local_group and group. Returns the reason.
+// It reads rank, size, store, local_group and group of `in`, and returns the reason.
 absl::Status FailToJoin(const JoinOptions& in, absl::Status why);
 
 }  // namespace thinwire

@@ -97,7 +97,7 @@ TEST(UcxConnect, ARankThatIsLostWhileLinksAreMeasuredIsNamedOnEveryOther) {
   }
 }
 
-// What is wrong with one rank alone, and the words that the others hear of it.
+// A fault of one rank alone, and the words that the others hear of it.
 struct Fault {
   const char* name;
   void (*make)(tw_options& options);

@@ -30,7 +30,7 @@ Board BoardOf(Transport& transport, Clock::duration patience = kTimeout) {
   return {"tea", transport.members(), transport, 0, Clock::now() + patience, kTimeout};
 }
 
-// Of the node of two ranks which that rank is in.
+// The board of the node of two ranks which that rank is in.
 Board NodeBoardOf(Transport& transport, Clock::duration patience = kTimeout) {
   const int rank = transport.members().rank, first = rank - rank % 2;
   return {"tea", {rank - first, 2}, transport, first, Clock::now() + patience, kTimeout};
