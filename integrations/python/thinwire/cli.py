@@ -81,7 +81,7 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     doctor.add_argument(
         "--codecs", type=specs_in,
-        help="of the canary, separated by commas; all, unless this names some",
+        help="of the canary, separated by commas or semicolons; all, unless this names some",
     )  # fmt: skip
     doctor.add_argument(
         "--topologies", default="flat,grid,hierarchical",
