@@ -126,17 +126,26 @@ absl::StatusOr<Joined> FindWay(const Options& options, Nodes nodes, std::string 
                 {}};
 }
 
-// The rest for ranks that Gloo has connected. They give up at one moment, or the first would name
-// ranks that only wait for another one.
+// True if ranks that Gloo has connected wait for one another before they have an engine. Probing
+// the links comes after it, and has a deadline of its own.
+bool WaitsFurther(const Options& options, int size) {
+  return options.transport != TransportKind::kGloo || options.loops > 1 ||
+         AsksForNodes(options, size);
+}
+
+// The rest for ranks that Gloo has connected. Where they wait they give up at one moment, or the
+// first would name ranks that only wait for another one.
 absl::StatusOr<Joined> Agree(const JoinOptions& in, const GlooOptions& gloo, Transport& transport) {
   const Options& options = in.options;
   Deadline deadline = gloo.deadline;
   const auto board = [&](const char* subject) {
     return Board{subject, transport.members(), transport, 0, deadline, options.timeout};
   };
-  const absl::StatusOr<Deadline> earliest = EarliestDeadline(board("group"));
-  if (!earliest.ok()) return earliest.status();
-  deadline = *earliest;
+  if (WaitsFurther(options, in.size)) {
+    const absl::StatusOr<Deadline> earliest = EarliestDeadline(board("group"));
+    if (!earliest.ok()) return earliest.status();
+    deadline = *earliest;
+  }
   absl::StatusOr<Nodes> nodes = LocateRanks(options, in.device.get(), board("node"));
   if (!nodes.ok()) return nodes.status();
   const auto connect_loops = [&] { return ConnectLoops(options, gloo, board("loops")); };

@@ -76,17 +76,21 @@ namespace {
 
 bool MayGoByNodes(const Options& options) { return options.topology != Topology::kFlat; }
 
-// Finding the nodes costs a round of messages.
-bool NeedsNodes(const Options& options, int world) {
+}  // namespace
+
+bool AsksForNodes(const Options& options, int world) {
   constexpr int kLeastWorld = 4;  // two nodes of two ranks
-  return options.transport == TransportKind::kAuto || options.transport == TransportKind::kNccl ||
-         (world >= kLeastWorld && MayGoByNodes(options));
+  return options.local_size == 0 &&
+         (options.transport == TransportKind::kAuto || options.transport == TransportKind::kNccl ||
+          (world >= kLeastWorld && MayGoByNodes(options)));
 }
+
+namespace {
 
 absl::StatusOr<Nodes> FindNodes(const Options& options, const Board& board) {
   const int world = board.members.size;
   if (options.local_size != 0) return NodesOf(world, options.local_size);
-  if (!NeedsNodes(options, world)) return NodesOf(world, 1);
+  if (!AsksForNodes(options, world)) return NodesOf(world, 1);
   const absl::StatusOr<Answers> answers = TellAll(board, "identity", NodeIdentity());
   if (!answers.ok()) return answers.status();
   if (absl::Status refusal = FirstRefusal(board, *answers); !refusal.ok()) return refusal;

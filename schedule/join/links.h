@@ -36,9 +36,11 @@ Nodes NodesOf(std::span<const std::string> identities);
 // The nodes that the user asked for.
 Nodes NodesOf(int world, int local_size);
 
+// True if the topology or the transport depends on nodes that the user did not give.
+bool AsksForNodes(const Options& options, int world);
+
 // The nodes of the board's members, the same on all of them: of options.local_size ranks, else, if
-// the topology or the transport depends on them, as every rank tells its identity. Fails as
-// TellAll.
+// AsksForNodes, as every rank tells its identity. Fails as TellAll.
 //
 // `device`: this rank's, where tensors lie; null: the host. It is asked where the topology is kAuto
 // and tensors may go from device to device. One rank whose device reaches another one through host

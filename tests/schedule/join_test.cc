@@ -79,6 +79,16 @@ TEST(Join, AStoreIsEnoughForAGroup) {
   }
 }
 
+TEST(Join, ConnectedRanksThatHaveNothingToAgreeOnExchangeNothing) {
+  for (const int size : {2, 3, 4}) {
+    const bool asks_for_nodes = size == 4;
+    for (const auto& one : JoinAll(size)) {
+      ASSERT_TRUE(one.ok()) << one.status();
+      EXPECT_EQ(one->transport.data->bytes_sent() > 0, asks_for_nodes) << size << " ranks";
+    }
+  }
+}
+
 TEST(Join, AGroupOfThreadsNeedsNoConnection) {
   auto joined = JoinAll(2, [](JoinOptions& in) { in.local_group = "join_test"; });
   for (const auto& one : joined) {
