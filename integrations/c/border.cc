@@ -67,13 +67,21 @@ absl::Status WriteText(const char* what, const std::string& text, char* room, si
   return absl::OkStatus();
 }
 
+absl::Status CheckHome(pid_t home, const char* what) {
+  if (IsHome(home)) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "this ", what, " is that of process ", home, ", and process ", getpid(),
+      " is forked from it, without its threads; leave its calls to the parent, or make a ", what,
+      " in the child"));
+}
+
 absl::Status CheckComm(const char* function, const tw_comm* comm,
                        std::initializer_list<const void*> pointers) {
   const auto is_null = [](const void* pointer) { return pointer == nullptr; };
   if (comm == nullptr || std::any_of(pointers.begin(), pointers.end(), is_null)) {
     return absl::InvalidArgumentError(absl::StrCat(function, " got a null pointer"));
   }
-  return comm->home.Check();
+  return CheckHome(comm->home);
 }
 
 absl::Status CheckItems(const char* what, size_t count) {
@@ -85,7 +93,7 @@ absl::Status CheckItems(const char* what, size_t count) {
 
 absl::Status CheckCall(const tw_comm* comm, tw_dtype dtype, tw_op op, const void* stream) {
   if (comm == nullptr) return absl::InvalidArgumentError("the communicator is null");
-  if (absl::Status bad = comm->home.Check(); !bad.ok()) return bad;
+  if (absl::Status bad = CheckHome(comm->home); !bad.ok()) return bad;
   if (dtype != TW_F32 && dtype != TW_BF16 && dtype != TW_F16) {
     return absl::InvalidArgumentError(
         absl::StrCat("rank ", comm->rank, ": dtype ", static_cast<int>(dtype),

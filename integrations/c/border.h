@@ -25,25 +25,13 @@
 
 namespace thinwire {
 
-// HomeProcess: the process that made an object. A forked child has a copy of the object and shares
-// its connections, but has none of its threads, and locks that those threads held stay held. So a
-// child neither uses the copy nor takes it apart. Thread-safe.
-class HomeProcess {
- public:
-  bool is_here() const { return getpid() == process_; }
+// A forked child has a copy of every object and shares its connections, but has none of its
+// threads, and locks that those threads held stay held. So a child neither uses the copy nor takes
+// it apart: an object keeps the process that made it, its `home`.
+inline bool IsHome(pid_t home) { return getpid() == home; }
 
-  // InvalidArgument in a forked child. what: the object, in a word.
-  absl::Status Check(const char* what = "communicator") const {
-    if (is_here()) return absl::OkStatus();
-    return absl::InvalidArgumentError(absl::StrCat(
-        "this ", what, " is that of process ", process_, ", and process ", getpid(),
-        " is forked from it, without its threads; leave its calls to the parent, or make a ", what,
-        " in the child"));
-  }
-
- private:
-  const pid_t process_ = getpid();
-};
+// InvalidArgument in a forked child. what: the object, in a word.
+absl::Status CheckHome(pid_t home, const char* what = "communicator");
 
 }  // namespace thinwire
 
@@ -56,12 +44,12 @@ struct tw_comm {
   std::string topology;  // the way of dense allreduces, in words
   tw_nodes nodes = {};
   std::unique_ptr<thinwire::Engine> engine;
-  thinwire::HomeProcess home;
+  const pid_t home = getpid();
 };
 
 struct tw_work {
   thinwire::UsePtr work;
-  thinwire::HomeProcess home;
+  const pid_t home = getpid();
 };
 
 namespace thinwire {

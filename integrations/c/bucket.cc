@@ -10,7 +10,7 @@ struct tw_bucket {
   std::shared_ptr<const thinwire::Bucket> bucket;
   tw_bucket_info info{};
   thinwire::UsePtr work;  // started and not waited for
-  thinwire::HomeProcess home;
+  const pid_t home = getpid();
 };
 
 namespace {
@@ -70,7 +70,7 @@ absl::Status Start(tw_bucket& bucket, const void* send, void* recv, void* stream
 template <typename Wait>
 tw_status WaitFor(tw_bucket* bucket, Wait wait) {
   if (bucket == nullptr) return ToC(absl::InvalidArgumentError("the bucket is null"));
-  if (absl::Status bad = bucket->home.Check(); !bad.ok()) return ToC(bad);
+  if (absl::Status bad = thinwire::CheckHome(bucket->home); !bad.ok()) return ToC(bad);
   if (bucket->work == nullptr) {
     return ToC(absl::InvalidArgumentError("the bucket was not started; call tw_bucket_start"));
   }
@@ -99,8 +99,7 @@ tw_status tw_bucket_create(tw_comm* comm, const tw_bucket_info* info, tw_bucket*
                               .segments = parts.segments,
                               .shape = thinwire::TextOf(info->shape)});
   if (!registered.ok()) return ToC(registered.status());
-  auto made =
-      std::make_unique<tw_bucket>(tw_bucket{comm, *std::move(registered), *info, nullptr, {}});
+  auto made = std::make_unique<tw_bucket>(tw_bucket{comm, *std::move(registered), *info, nullptr});
   // The description's own pointers are the caller's, and are not kept.
   made->info.name = nullptr;
   made->info.segments = nullptr;
@@ -135,7 +134,7 @@ tw_status tw_bucket_wait_stream(tw_bucket* bucket, void* stream) {
 }
 
 void tw_bucket_destroy(tw_bucket* bucket) {
-  if (bucket != nullptr && bucket->home.is_here()) delete bucket;
+  if (bucket != nullptr && thinwire::IsHome(bucket->home)) delete bucket;
 }
 
 tw_status tw_comm_end_step(tw_comm* comm) {

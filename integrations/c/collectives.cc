@@ -40,7 +40,7 @@ tw_status Run(const Call& call, const CollectiveRequest& request) {
 template <typename Wait>
 tw_status WaitFor(tw_work* work, Wait wait) {
   if (work == nullptr) return ToC(absl::InvalidArgumentError("the work is null"));
-  if (absl::Status bad = work->home.Check(); !bad.ok()) return ToC(bad);
+  if (absl::Status bad = thinwire::CheckHome(work->home); !bad.ok()) return ToC(bad);
   const std::unique_ptr<tw_work> owned(work);
   return ToC(wait(*owned->work));
 }
@@ -103,7 +103,7 @@ tw_status tw_all_reduce_segments(const void* send, void* recv, size_t count, tw_
   request.absent = parts.absent;
   absl::StatusOr<thinwire::UsePtr> started =
       Start({send, recv, count, count, dtype, op, comm, stream}, request);
-  if (started.ok()) *work = new tw_work{*std::move(started), {}};
+  if (started.ok()) *work = new tw_work{*std::move(started)};
   return ToC(started.status());
 }
 
@@ -116,7 +116,7 @@ tw_status tw_wait_stream(tw_work* work, void* stream) {
 }
 
 void tw_work_destroy(tw_work* work) {
-  if (work == nullptr || !work->home.is_here()) return;
+  if (work == nullptr || !thinwire::IsHome(work->home)) return;
   work->work->Wait().IgnoreError();
   delete work;
 }

@@ -137,15 +137,9 @@ absl::StatusOr<std::unique_ptr<tw_comm>> MakeCommunicator(const tw_options& in) 
   absl::StatusOr<std::unique_ptr<Engine>> engine =
       Engine::Create(joined->options, std::move(joined->transport), options.device);
   if (!engine.ok()) return engine.status();
-  return std::make_unique<tw_comm>(tw_comm{in.rank,
-                                           in.size,
-                                           options.device != nullptr,
-                                           joined->words,
-                                           by_order,
-                                           joined->topology,
-                                           NodesFound(*joined),
-                                           *std::move(engine),
-                                           {}});
+  return std::make_unique<tw_comm>(tw_comm{in.rank, in.size, options.device != nullptr,
+                                           joined->words, by_order, joined->topology,
+                                           NodesFound(*joined), *std::move(engine)});
 }
 
 }  // namespace
@@ -206,7 +200,7 @@ tw_status tw_comm_fail(tw_comm* comm, tw_status status, const char* reason) {
 
 void tw_comm_destroy(tw_comm* comm) {
   // A goodbye of a forked child would be its parent's, and the threads to join are not there.
-  if (comm != nullptr && comm->home.is_here()) delete comm;
+  if (comm != nullptr && thinwire::IsHome(comm->home)) delete comm;
 }
 
 tw_status tw_comm_describe(tw_comm* comm, char* text, size_t capacity, size_t* bytes) {

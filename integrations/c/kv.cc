@@ -22,7 +22,7 @@ using thinwire::ToC;
 
 struct tw_kv {
   std::unique_ptr<StoreWorker> worker;
-  thinwire::HomeProcess home;
+  const pid_t home = getpid();
 };
 
 namespace thinwire {
@@ -145,7 +145,7 @@ absl::Status CheckKv(const char* function, const tw_kv* kv,
   bool null = kv == nullptr;
   for (const void* const pointer : pointers) null = null || pointer == nullptr;
   if (null) return absl::InvalidArgumentError(absl::StrCat(function, " got a null pointer"));
-  return kv->home.Check("store");
+  return thinwire::CheckHome(kv->home, "store");
 }
 
 absl::Status CheckTensor(const char* function, const tw_kv* kv, const char* key, const void* data,
@@ -210,7 +210,7 @@ tw_status tw_kv_create(const tw_kv_options* options, tw_kv** kv) {
 }
 
 void tw_kv_destroy(tw_kv* kv) {
-  if (kv == nullptr || !kv->home.is_here()) return;
+  if (kv == nullptr || !thinwire::IsHome(kv->home)) return;
   delete kv;
 }
 
