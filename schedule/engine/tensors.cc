@@ -267,17 +267,6 @@ std::string Use::Describe(Deadline now) const {
                       report.chunks, " chunks left, ", chunks_running_, " running\n");
 }
 
-void Turn::Enter() {
-  const absl::MutexLock lock(&mu_);
-  mu_.Await(absl::Condition(&free_));
-  free_ = false;
-}
-
-void Turn::Exit() {
-  const absl::MutexLock lock(&mu_);
-  free_ = true;
-}
-
 Tensors::Tensors(const Options& options, const Membership& members, Matching matching,
                  std::shared_ptr<Device> device, size_t fence_slots)
     : options_(options),
@@ -372,10 +361,17 @@ absl::Status Tensors::Prepare(const Submission& submission, Use& use) {
 
 // Residuals that have not moved are found without a look-up.
 absl::Status Tensors::Bind(Use& use) {
-  turn_.Enter();
+  {
+    const absl::MutexLock lock(&mu_);
+    mu_.Await(absl::Condition(&feedback_is_free_));
+    feedback_is_free_ = false;
+  }
   absl::StatusOr<std::shared_ptr<const BucketMemory>> memory = use.bound.lock();
   if (*memory == nullptr) memory = feedback_.Bind(use.bucket->key(), use.bucket->layout());
-  turn_.Exit();
+  {
+    const absl::MutexLock lock(&mu_);
+    feedback_is_free_ = true;
+  }
   if (absl::IsFailedPrecondition(memory.status())) {
     return absl::InvalidArgumentError(
         absl::StrCat("rank ", members_.rank, ", tensor '", use.bucket->key(),

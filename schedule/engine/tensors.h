@@ -166,17 +166,6 @@ class Use final : public std::enable_shared_from_this<Use> {
 // The use that a sequencer was given, and that comes back with each of its chunks.
 inline Use& UseOf(const StartChunk& start) { return *static_cast<Use*>(start.host.get()); }
 
-// A turn is like a lock, but for callers who may wait for a device meanwhile.
-class ABSL_LOCKABLE Turn {
- public:
-  void Enter() ABSL_EXCLUSIVE_LOCK_FUNCTION() ABSL_NO_THREAD_SAFETY_ANALYSIS;
-  void Exit() ABSL_UNLOCK_FUNCTION() ABSL_NO_THREAD_SAFETY_ANALYSIS;
-
- private:
-  absl::Mutex mu_;
-  bool free_ ABSL_GUARDED_BY(mu_) = true;
-};
-
 // Thread-safe.
 class Tensors {
  public:
@@ -206,7 +195,7 @@ class Tensors {
   void SetStep(uint64_t step);
 
   // For reading and writing residuals while nothing is in flight, which the caller sees to.
-  ErrorFeedback& feedback() ABSL_NO_THREAD_SAFETY_ANALYSIS { return feedback_; }
+  ErrorFeedback& feedback() { return feedback_; }
 
   // The uses in flight, for people: a line each.
   std::string Describe() const;
@@ -236,9 +225,10 @@ class Tensors {
   const Matching matching_;
   const std::shared_ptr<Device> device_;  // null: the host
   const size_t fence_slots_;
-  Turn turn_;
-  ErrorFeedback feedback_ ABSL_GUARDED_BY(turn_);
+  // One caller at a time has it, who holds no lock, since it may wait for a device meanwhile.
+  ErrorFeedback feedback_;
   mutable absl::Mutex mu_;
+  bool feedback_is_free_ ABSL_GUARDED_BY(mu_) = true;
   uint64_t first_step_ ABSL_GUARDED_BY(mu_) = 0;                   // of new names
   std::unordered_map<uint64_t, Name> names_ ABSL_GUARDED_BY(mu_);  // by hash; none goes
   RecycledMap<UsePtr> in_flight_ ABSL_GUARDED_BY(mu_);             // by id
