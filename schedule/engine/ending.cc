@@ -27,9 +27,11 @@ double Seconds(std::chrono::nanoseconds duration) { return 1e-9 * duration.count
 
 }  // namespace
 
-absl::Status OfTensor(const std::string& tensor, const absl::Status& status) {
+absl::Status OfTensor(int rank, const std::string& tensor, const absl::Status& status) {
+  const bool names_one = absl::StartsWith(status.message(), "rank ");
   return absl::Status(status.code(),
-                      absl::StrCat("tensor '", tensor, "': ", std::string(status.message())));
+                      absl::StrCat(names_one ? "" : absl::StrCat("rank ", rank, ", "), "tensor '",
+                                   tensor, "': ", status.message()));
 }
 
 FailureProtocol::FailureProtocol(const Membership& members, const Options& options,
@@ -75,6 +77,8 @@ absl::Status FailureProtocol::WithStandstill(const absl::Status& reason, Deadlin
 
 absl::Status FailureProtocol::Explain(const std::string& tensor, const absl::Status& status) const {
   const std::string named = absl::StrCat("tensor '", tensor, "'");
+  const std::string whole = absl::StrCat("rank ", members_.rank, ", ", named);
+  if (absl::StartsWith(status.message(), whole)) return status;
   // The reason may name the tensor itself, and says it better then: with the rank that it is about.
   const std::string place =
       absl::StrContains(status.message(), named) ? "" : absl::StrCat(", ", named);
@@ -113,7 +117,7 @@ void FailureProtocol::WriteFlight() const {
 
 void FailureProtocol::FailFromExchange(const absl::Status& status, const std::string& tensor) {
   if (absl::IsUnavailable(status)) AwaitFailure(kBetterReason);
-  Fail(OfTensor(tensor, status), Tell::kEveryone);
+  Fail(OfTensor(members_.rank, tensor, status), Tell::kEveryone);
 }
 
 void FailureProtocol::OnPeerFailed(absl::Status reason, int silent) {

@@ -26,8 +26,9 @@
 
 namespace thinwire {
 
-// The failure of that tensor's exchange, as every rank is told.
-absl::Status OfTensor(const std::string& tensor, const absl::Status& status);
+// The failure of that tensor on this rank, as every rank is told. A reason that begins with no rank
+// is this one's own, such as its device's.
+absl::Status OfTensor(int rank, const std::string& tensor, const absl::Status& status);
 
 // FailureProtocol fails a group, once, for one reason, on every rank.
 //

@@ -55,6 +55,20 @@ absl::Status CheckMemory(const Options& options, const Transport& transport, con
   return absl::OkStatus();
 }
 
+// All that can be known before an engine is there.
+absl::Status CheckParts(const Settled& settled, const Membership& members,
+                        const Transport& transport, const Device* device) {
+  if (absl::Status bad = CheckOptions(*settled); !bad.ok()) return bad;
+  if (members.size != settled.world()) {
+    return absl::InvalidArgumentError(absl::StrCat("options of a group of ", settled.world(),
+                                                   " ranks with a transport of ", members.size,
+                                                   "; settle the options for that many"));
+  }
+  if (members.size == 1) return absl::OkStatus();
+  if (absl::Status bad = CheckMemory(*settled, transport, device); !bad.ok()) return bad;
+  return device == nullptr ? absl::OkStatus() : CheckKernels(*settled, *device);
+}
+
 // A kernel can't be asked to read what is not its device's, or not aligned to an element.
 absl::Status CheckHeld(const TensorView& view, const Device& device) {
   if (!device.Holds(view.data)) {
@@ -143,29 +157,26 @@ absl::Status CheckSubmission(const Submission& submission, const Bucket& bucket,
 
 absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(const Settled& settled, Transport transport,
                                                        std::shared_ptr<Device> device) {
-  const Options& options = *settled;
-  if (absl::Status bad = CheckOptions(options); !bad.ok()) return bad;
-  const int size = transport.empty() ? 1 : transport.members().size;
-  if (size != settled.world()) {
-    return absl::InvalidArgumentError(absl::StrCat("options of a group of ", settled.world(),
-                                                   " ranks with a transport of ", size));
+  const Membership members = MembersOf(transport);
+  absl::Status bad = CheckParts(settled, members, transport, device.get());
+  const auto of_rank = [&] {
+    return absl::Status(bad.code(), absl::StrCat("rank ", members.rank, ": ", bad.message()));
+  };
+  if (!bad.ok()) {
+    // Its peers may have their engines already, and wait for this rank. The transport's end takes
+    // along what is sent before.
+    if (!transport.empty()) transport.control->SendToAll(PackFailure(of_rank()));
+    return of_rank();
   }
-  if (size == 1) transport.Reset();
-  if (absl::Status bad = CheckMemory(options, transport, device.get()); !bad.ok()) return bad;
-  if (options.checksum && size > 1) {
+  if (members.size == 1) transport.Reset();
+  if (settled->checksum && members.size > 1) {
     transport.data = std::make_unique<Checked>(std::move(transport.data));
   }
-  if (device != nullptr && size > 1) {
-    if (absl::Status bad = CheckKernels(options, *device); !bad.ok()) return bad;
-  }
-  std::unique_ptr<Engine> engine(new Engine(options, std::move(transport), std::move(device)));
-  if (absl::Status failed = engine->StartThreads(); !failed.ok()) {
-    failed = absl::Status(failed.code(),
-                          absl::StrCat("rank ", engine->members_.rank, ": ", failed.message()));
-    engine->failure_.Fail(failed, Tell::kEveryone);
-    return failed;
-  }
-  return engine;
+  std::unique_ptr<Engine> engine(new Engine(*settled, std::move(transport), std::move(device)));
+  bad = engine->StartThreads();
+  if (bad.ok()) return engine;
+  engine->failure_.Fail(of_rank(), Tell::kEveryone);
+  return of_rank();
 }
 
 Engine::Engine(const Options& options, Transport transport, std::shared_ptr<Device> device)
@@ -225,7 +236,7 @@ absl::StatusOr<std::shared_ptr<const Bucket>> Engine::Register(const BucketReque
   if (device_ == nullptr || !is_new || !bucket->named()) return bucket;
   absl::Status status = Reserve(*bucket);
   if (status.ok()) return bucket;
-  if (bucket->route() == Route::kLocal) return OfTensor(bucket->key(), status);
+  if (bucket->route() == Route::kLocal) return OfTensor(members_.rank, bucket->key(), status);
   failure_.FailFromExchange(status, bucket->key());
   return Refusal(*bucket, status);
 }
@@ -248,8 +259,8 @@ absl::StatusOr<UsePtr> Engine::Submit(const std::shared_ptr<const Bucket>& bucke
   if (failure_.failed()) return Refusal(*bucket, failure_.status());
   const absl::StatusOr<UsePtr> begun = tensors_.Begin(bucket, submission);
   if (!begun.ok()) {
-    // Its peers would wait for their deadline.
-    if (absl::IsResourceExhausted(begun.status())) {
+    // The caller can put bad input right; for a rank whose device fails its peers would wait.
+    if (!absl::IsInvalidArgument(begun.status())) {
       failure_.Fail(begun.status(), Tell::kEveryone);
     }
     return Refusal(*bucket, begun.status());

@@ -45,7 +45,8 @@ class Engine {
   // threads (3 where exchanges complete by events), and none in a world of one. Small tensors add
   // one that go at once and whose callers do not wait, and on a device a second one; predicted
   // chunks may add options->predicted_lanes. With a device all tensors must be its own; submitting
-  // never waits for it. Unimplemented for a codec that the device has no kernels for.
+  // never waits for it. Unimplemented for a codec that the device has no kernels for. A rank where
+  // this fails tells all others why, and their engines fail for the same reason.
   static absl::StatusOr<std::unique_ptr<Engine>> Create(const Settled& options, Transport transport,
                                                         std::shared_ptr<Device> device = nullptr);
   ~Engine();  // fails what is unfinished with Cancelled, joins its threads

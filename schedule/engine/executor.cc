@@ -109,7 +109,7 @@ void Lane::WaitForAll() {
 
 absl::Status Lane::Finish() {
   if (expected_ != nullptr) {  // it failed half-way, and the next hop would write into its memory
-    plane().Abort(OfTensor(use().label, status));
+    plane().Abort(OfTensor(plane().rank(), use().label, status));
     expected_.reset();
   }
   run_.reset();

@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "schedule/collective/partition.h"
+#include "schedule/engine/ending.h"
 #include "schedule/engine/executor.h"
 #include "schedule/hash.h"
 
@@ -356,7 +357,8 @@ absl::Status Tensors::Prepare(const Submission& submission, Use& use) {
       *caller, absl::StrCat("rank ", members_.rank, ", tensor '", use.bucket->key(), "'"));
   if (!status.ok()) return status;
   use.ready = caller->Record();
-  return caller->status();
+  if (caller->status().ok()) return absl::OkStatus();
+  return OfTensor(members_.rank, use.bucket->key(), caller->status());
 }
 
 // Residuals that have not moved are found without a look-up.
@@ -378,11 +380,7 @@ absl::Status Tensors::Bind(Use& use) {
                      "' has elements of a parameter that another tensor in flight has as well; ",
                      "wait for that one first"));
   }
-  if (!memory.ok()) {
-    return absl::Status(memory.status().code(),
-                        absl::StrCat("rank ", members_.rank, ", tensor '", use.bucket->key(),
-                                     "': ", std::string(memory.status().message())));
-  }
+  if (!memory.ok()) return OfTensor(members_.rank, use.bucket->key(), memory.status());
   use.memory = *std::move(memory);
   use.bound = use.memory;
   use.fence = use.memory->fence;

@@ -81,8 +81,41 @@ TEST_P(BrokenDevice, IsAnErrorOnEveryRank) {
       });
     }
     for (std::thread& thread : threads) thread.join();
-    for (const absl::Status& status : seen) EXPECT_FALSE(status.ok()) << "min_bytes " << min_bytes;
-    EXPECT_NE(seen[0].message().find("broken:0"), std::string::npos) << seen[0];
+    for (const absl::Status& status : seen) {
+      for (const char* words : {"rank 0", "broken:0"}) {
+        EXPECT_NE(status.message().find(words), std::string::npos)
+            << "min_bytes " << min_bytes << ": " << status;
+      }
+    }
+  }
+}
+
+// Rank 1 has a device, and a codec without kernels for one; the others are on the host.
+TEST(Create, OneRankWithoutKernelsIsNamedOnEveryRank) {
+  const kernels::DeviceApi api = kernels::HostDeviceApi();
+  for (const Wire wire : {Wire::kInProcess, Wire::kGloo}) {
+    auto transports = Connect(wire, 3);
+    std::vector<absl::Status> seen(3);
+    std::vector<std::thread> threads;
+    for (int rank = 0; rank < 3; ++rank) {
+      threads.emplace_back([&, rank] {
+        const Options options = SmallChunks("int8:rounding=stochastic");
+        auto engine =
+            Engine::Create(Settle(options, 3), std::move(transports[rank]),
+                           rank == 1 ? MakeDevice(api, 0, "new:0") : std::shared_ptr<Device>());
+        seen[rank] = engine.status();
+        if (!engine.ok()) return;
+        std::vector<float> values(10000, 1.0f);
+        seen[rank] = AllReduce(**engine, values, "t");
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    for (const absl::Status& status : seen) {
+      EXPECT_TRUE(absl::IsUnimplemented(status)) << Name(wire) << ": " << status;
+      for (const char* words : {"rank 1: ", "no kernels for new:0", "rounding=nearest"}) {
+        EXPECT_NE(status.message().find(words), std::string::npos) << Name(wire) << ": " << status;
+      }
+    }
   }
 }
 
