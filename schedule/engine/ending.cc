@@ -23,15 +23,16 @@ using Tell = FailureProtocol::Tell;
 constexpr double kPause_s = 0.1;  // between two questions whether a peer is there
 const absl::Duration kTurn = absl::Milliseconds(20);
 
+bool NamesARank(const absl::Status& status) { return absl::StartsWith(status.message(), "rank "); }
+
 double Seconds(std::chrono::nanoseconds duration) { return 1e-9 * duration.count(); }
 
 }  // namespace
 
 absl::Status OfTensor(int rank, const std::string& tensor, const absl::Status& status) {
-  const bool names_one = absl::StartsWith(status.message(), "rank ");
+  const std::string of_rank = NamesARank(status) ? "" : absl::StrCat("rank ", rank, ", ");
   return absl::Status(status.code(),
-                      absl::StrCat(names_one ? "" : absl::StrCat("rank ", rank, ", "), "tensor '",
-                                   tensor, "': ", status.message()));
+                      absl::StrCat(of_rank, "tensor '", tensor, "': ", status.message()));
 }
 
 FailureProtocol::FailureProtocol(const Membership& members, const Options& options,
@@ -126,7 +127,9 @@ void FailureProtocol::OnPeerFailed(absl::Status reason, int silent) {
 }
 
 void FailureProtocol::OnControlLost(const absl::Status& reason, Tell tell) {
-  Fail(reason, tell);
+  // A plane of this rank may have failed by this rank's device.
+  const std::string of_rank = NamesARank(reason) ? "" : absl::StrCat("rank ", members_.rank, ": ");
+  Fail(absl::Status(reason.code(), absl::StrCat(of_rank, reason.message())), tell);
   OnEchoes(peers());
 }
 

@@ -48,13 +48,13 @@ absl::Status LostAfterAGoodbye(int finished) {
   farewell.OnStarted(2);
   for (int i = 0; i < finished; ++i) farewell.OnFinished();
   farewell.OnBye(1, 2);
-  farewell.OnControlLost(absl::UnavailableError("some rank is gone"));
+  farewell.OnControlLost(absl::UnavailableError("rank 2 is gone"));
   return failure.status();
 }
 
 TEST(Farewell, ALostPeerIsTheReasonUnlessAllIsDoneThatAnothersGoodbyeCounts) {
   const absl::Status lost = LostAfterAGoodbye(1), left = LostAfterAGoodbye(2);
-  EXPECT_EQ(lost.message(), "some rank is gone");
+  EXPECT_EQ(lost.message(), "rank 2 is gone");
   EXPECT_TRUE(absl::StrContains(left.message(), "rank 1 closed its communicator")) << left;
 }
 
