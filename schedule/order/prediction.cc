@@ -28,6 +28,8 @@ constexpr double kRounding = 1.0 + 1e-9;  // of sums of times
 // In a step: what once was the least time may not come again. Chunks that queue at the link hide
 // it, so a larger factor would take their waiting for a latency, and make the queue longer.
 constexpr double kSlower = 1.01;
+// A steady rate is of so many chunks, or of this part of a step's bytes.
+constexpr double kSteadyChunks = 4.0, kSteadyPart = 0.5;
 constexpr double kGrows = 1.2;  // in a step: a rate that had been held back
 // Times of a hop that the window has then beside all lanes' chunks, whatever is predicted.
 constexpr double kGrowingTimes = 4.0;
@@ -167,7 +169,7 @@ std::vector<ChunkOfStep> PredictOrder(std::span<const ExpectedTensor> tensors, P
     run.Advance(now, [](uint32_t, double) {});
     if (!ready.empty() && run.free_at() <= now + backlog_s) {
       const uint32_t first = ready.top();
-      run.Start(now, first, ChunkLength(tensors[first]));
+      run.Start(now, first, link.slowdown * ChunkLength(tensors[first]));
       order.push_back({first, sent[first]++});
       if (sent[first] == tensors[first].chunks) ready.pop();
       continue;
@@ -243,7 +245,8 @@ PredictedStep PredictStep(std::span<const ExpectedTensor> tensors, Policy policy
   double best_end = kNever;
   const double hop_s = chunk_s / static_cast<double>(link.hop_shares.size());
   for (const double backlog : kBacklogs) {
-    std::vector<ChunkOfStep> order = PredictOrder(tensors, policy, link, backlog * link_s);
+    std::vector<ChunkOfStep> order =
+        PredictOrder(tensors, policy, link, backlog * link.slowdown * link_s);
     for (const double times : kHopTimes) {
       const double window_s = link_s + times * hop_s;
       const double end = PredictEnd(tensors, order, policy, link, window_s);
@@ -259,7 +262,7 @@ Prediction::Prediction(const Options& options, std::vector<double> hop_shares)
     : policy_(options.policy),
       chunk_bytes_(static_cast<double>(options.chunk_bytes)),
       lanes_bytes_(chunk_bytes_ * options.lanes),
-      link_{0.0, std::move(hop_shares)} {
+      link_{.hop_shares = std::move(hop_shares)} {
   std::erase(link_.hop_shares, 0.0);  // inside nodes
 }
 
@@ -305,13 +308,23 @@ void Prediction::OnChunkDone(double started, double now, size_t bytes) {
   if (since >= ended_.begin && now > since && later != delivered_.begin()) {
     rates_[0] = std::max(rates_[0], (done - std::prev(later)->bytes) / (now - since));
   }
+  const double until = done - std::max(kSteadyChunks * chunk_bytes_, kSteadyPart * step_bytes_);
+  const auto more =
+      std::upper_bound(delivered_.begin(), delivered_.end(), until,
+                       [](double limit, const Delivered& entry) { return limit < entry.bytes; });
+  if (more != delivered_.begin()) {
+    const Delivered& before = *std::prev(more);
+    if (before.when >= ended_.begin && now > before.when) {
+      steady_rates_[0] = std::max(steady_rates_[0], (done - before.bytes) / (now - before.when));
+    }
+  }
   if (delivered_.size() == kMaxDelivered) {
     delivered_.erase(delivered_.begin(), delivered_.begin() + kMaxDelivered / 2);
   }
   delivered_.push_back({now, done});
 }
 
-double Prediction::bytes_per_s() const { return *std::max_element(rates_, rates_ + 3); }
+double Prediction::bytes_per_s() const { return *std::ranges::max_element(rates_); }
 
 // All but the last entry until then, which says what was done before.
 void Prediction::ForgetBefore(double time) {
@@ -329,10 +342,13 @@ void Prediction::EndStep(double now) {
   std::swap(ended_, current_);
   Begin(now);
   ForgetBefore(ended_.begin);
+  step_bytes_ = delivered_.back().bytes - bytes_before_;
+  bytes_before_ = delivered_.back().bytes;
   growing_ = rates_[0] > kGrows * std::max(rates_[1], rates_[2]);
-  rates_[2] = rates_[1];
-  rates_[1] = rates_[0];
-  rates_[0] = 0.0;
+  for (auto* const rates : {&rates_, &steady_rates_}) {
+    std::shift_right(rates->begin(), rates->end(), 1);
+    rates->front() = 0.0;
+  }
   waiting_ = !ended_.tensors.empty();
 }
 
@@ -364,6 +380,8 @@ Prediction::NextStep Prediction::Next() {
   }
   const auto hops = static_cast<double>(link_.hop_shares.size());
   link_.hop_s = std::max(0.0, chunk_s_ - least_s) / hops;
+  const double steady_rate = *std::ranges::max_element(steady_rates_);
+  link_.slowdown = steady_rate > 0.0 ? std::max(1.0, rate / steady_rate) : 1.0;
   const double link_s = rate > 0.0 ? chunk_bytes_ / rate : 0.0;
   const PredictedStep predicted = PredictStep(expected, policy_, link_, chunk_s_, link_s);
   // Before anything is known of the link the window is as if it had no latency.

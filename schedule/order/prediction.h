@@ -15,6 +15,7 @@
 #ifndef THINWIRE_SCHEDULE_ORDER_PREDICTION_H_
 #define THINWIRE_SCHEDULE_ORDER_PREDICTION_H_
 
+#include <array>
 #include <cstdint>
 #include <limits>
 #include <span>
@@ -40,6 +41,8 @@ struct ExpectedTensor {
 struct ExpectedLink {
   double hop_s = 0.0;              // from a hop's last byte to the next hop's first
   std::vector<double> hop_shares;  // of a chunk's time on the link, by hop; at least one, sum 1
+  // A step's chunks take so many times length_s, which is by the highest rate of a short time.
+  double slowdown = 1.0;
 };
 
 struct ChunkOfStep {
@@ -48,10 +51,12 @@ struct ChunkOfStep {
   friend bool operator==(const ChunkOfStep&, const ChunkOfStep&) = default;
 };
 
-// Every chunk once; ties go to the earlier tensor. A chunk starts when at most `backlog_s` of bytes
-// are queued at the link, and finishes what it has begun. All chunks of a tensor come before those
-// of one that was ready only when it was done, whatever the model says: a program that waits for
-// the one before it submits the other never submits a chunk ahead of what it waits for.
+// Every chunk once; ties go to the earlier tensor. The link is `slowdown` times slower: an order
+// for a link that is faster than the true one has urgent chunks too late, behind those that the
+// true one has not sent yet. A chunk starts when at most `backlog_s` of bytes are queued at the
+// link, and finishes what it has begun. All chunks of a tensor come before those of one that was
+// ready only when it was done, whatever the model says: a program that waits for the one before it
+// submits the other never submits a chunk ahead of what it waits for.
 std::vector<ChunkOfStep> PredictOrder(std::span<const ExpectedTensor> tensors, Policy policy,
                                       const ExpectedLink& link, double backlog_s);
 
@@ -153,7 +158,11 @@ class Prediction {
     double bytes;
   };
   std::vector<Delivered> delivered_ = {{-kNever, 0.0}};
-  double rates_[3] = {};  // the highest of the step, and of the two before it
+  std::array<double, 3> rates_ = {};  // the highest of the step, and of the two before it
+  // The same of rates at which at least half of a step's bytes were done: what a link's buffers let
+  // pass at once, and hops that come in bursts, hardly count.
+  std::array<double, 3> steady_rates_ = {};
+  double step_bytes_ = 0.0, bytes_before_ = 0.0;  // of the last step, and all until its end
   // The last step was much faster than those before: the window was what held the link back.
   bool growing_ = false;
   double chunk_s_ = 0.0, step_chunk_s_ = kNever;

@@ -123,6 +123,30 @@ TEST(Prediction, TheWindowIsWideWhileTheRateGrows) {
   EXPECT_GE(windows[2], 4u + 3 * 2 * 4 / 4) << "a hop is on its way";
 }
 
+// Four chunks arrive at once every four seconds, as behind a buffer: in the time of a chunk that is
+// twice the rate of the whole. Tensor 1 is needed first, and ready when six chunks can have passed.
+TEST(Prediction, AnOrderIsForTheRateOfAStepAndNotForThatOfABurst) {
+  Prediction prediction(OptionsOf(Policy::kP3), {0.5, 0.5});
+  const Report late = Of(2, 9, 16 * 1024, 16), early = Of(1, 1);
+  prediction.EndStep(0.0);
+  for (const auto& [report, ready_s] : {std::pair{late, 0.0}, {early, 6.0}}) {
+    prediction.OnSubmitted(report, ready_s);
+    prediction.OnReady(report.id(), ready_s);
+  }
+  prediction.EndStep(7.0);
+  for (double now = 4.0; now <= 16.0; now += 4.0) {
+    for (int chunk = 0; chunk < 4; ++chunk) {
+      prediction.OnChunkDone(now - 1.0, now, 1024 * sizeof(float));
+    }
+  }
+  EXPECT_DOUBLE_EQ(prediction.bytes_per_s(), 2.0 * 1024 * sizeof(float));
+  const Prediction::NextStep plan = prediction.Next();
+  ASSERT_EQ(plan.chunks.size(), 17u);
+  const auto place = std::ranges::find(plan.chunks, 7u, &PredictedChunk::partition_hash);
+  EXPECT_GE(place - plan.chunks.begin(), 6);
+  EXPECT_LE(place - plan.chunks.begin(), 9);
+}
+
 // While first hops are on their way the link has time for as many more.
 TEST(PredictOrder, KnowsThatAChunksHopsLeaveTheLinkBetween) {
   const std::vector<ExpectedTensor> tensors = {{0.0, 8.0, 9, 8}, {4.0, 1.0, 0, 1}};
