@@ -168,7 +168,7 @@ def run_ranks(
 
 
 def simulate(kind: str, lines: Iterable[str]) -> list[Row]:
-    """A row for each line, as bench/sched/simulate.cc has them."""
+    """A row for each line, as bench/simulate.cc has them."""
     done = subprocess.run(
         [ROOT / "build/bench/simulate", kind], input="\n".join(lines), stdout=subprocess.PIPE,
         check=True, text=True,
