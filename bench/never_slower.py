@@ -62,8 +62,9 @@ def cells_of(files: Iterable[Iterable[Row]]) -> list[Row]:
 
 
 def counts(found: list[Row]) -> Row:
-    """Counts the cells. near: those within 5 % of the best codec that auto may take; taken: those
-    of the others that had taken it."""
+    """Counts the cells. kept: those at NEVER_SLOWER or above; proven: those below it with all of
+    their interval; near: those within 5 % of the best way that auto may take, near_all: of the
+    best of all; taken: those of the others that had taken that best way."""
     ratios = [cell["ratio"] for cell in found]
     far = [cell for cell in found if cell["over_best"] < NEAR_BEST]
     return {
@@ -75,15 +76,6 @@ def counts(found: list[Row]) -> Row:
         "taken": sum(cell.get("chosen") == cell["best"] for cell in far),
         "near_all": sum(cell["over_all"] >= NEAR_BEST for cell in found),
     }  # fmt: skip
-
-
-def summary(found: list[Row]) -> str:
-    return (
-        "{cells} cells. Over the uncompressed step: median {median:.2f}, least {least:.2f}; {kept} "
-        f"are at {NEVER_SLOWER} or above, and {{proven}} are below it with all of their interval. "
-        f"Within {1 - NEAR_BEST:.0%} of the best fixed way that auto may take: {{near}} (of the "
-        "others auto took that way in {taken}), of the best of all: {near_all}."
-    ).format_map(counts(found))
 
 
 def plot(found: list[Row], path: Path) -> None:
@@ -124,7 +116,7 @@ def main() -> int:
     given = parser.parse_args()
     found = cells_of(json.loads(path.read_text())["rows"] for path in given.results)
     print(harness.table(found, COLUMNS))
-    print("\n" + summary(found))
+    print("\n" + harness.table([counts(found)]))
     if given.plot:
         plot(found, given.plot)
     return 0

@@ -72,36 +72,11 @@ def table(rows: list[Row]) -> str:
     return harness.table(found, COLUMNS)
 
 
-def pooled(rows: list[Row]) -> str:
-    """A line a method: its paired differences on all tasks together."""
-    differences: dict[str, list[float]] = {}
-    for row in summarise(rows):
-        if row["method"] != row["against"]:
-            differences.setdefault(row["method"], []).extend(row["difference"])
-    body = [
-        [name, spread(points), str(len(points))] for name, points in differences.items() if points
-    ]
-    return harness.markdown(["method", "minus fp32, all tasks", "pairs"], body)
-
-
-def choices_table(choices: list[Row]) -> str:
-    """Which rates were tried, with their accuracy on the validation split."""
-    body = []
-    for choice in choices:
-        tried = sorted(choice["validation"].items(), key=lambda pair: float(pair[0]))
-        tried += choice.get("outers", {}).items()
-        scores = ", ".join(f"{rate}: {accuracy:.2f}" for rate, accuracy in tried)
-        body.append([choice["task"], choice["method"], scores])
-    return harness.markdown(["task", "method", "accuracy by rate, %"], body)
-
-
 def write_report(folder: Path, rows: list[Row], choices: list[Row]) -> None:
-    """Writes and prints all of it. choices: scores of the rates that were tried."""
+    """Writes and prints the table. choices: scores of the rates that were tried, for the file."""
     seeds = len({row["seed"] for row in rows})
     text = (
         f"{rows[0]['workers']} workers, up to {seeds} paired seeds. Mean ± standard error; fewer "
-        f"bytes than a ring allreduce of fp32.\n\n{table(rows)}\n\n{pooled(rows)}\n\n"
-        "## Learning rates\n\nChosen on a validation split, with seeds of their own.\n\n"
-        f"{choices_table(choices)}"
+        f"bytes than a ring allreduce of fp32.\n\n{table(rows)}"
     )
     harness.report(folder, "accuracy", "Accuracy", rows, text, choices=choices)
