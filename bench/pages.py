@@ -20,7 +20,7 @@ from itertools import chain, groupby
 from operator import itemgetter
 
 from bench import harness, never_slower
-from bench.accuracy.report import spread, summarise
+from bench.accuracy.report import summarise
 from bench.figures import Column, Fields, Lines, Table, by, each, every, filled, named, own, same
 from bench.harness import Row
 
@@ -49,8 +49,6 @@ def accuracy(rows: list[Row]) -> list[Row]:
         row["subject"] = subjects.get(method, method)
         row["over"] = "DDP" if against == "fp32" else against
         row["fewer"] = statistics.mean(r["ratio"] for r in rows if r["method"] == method)
-        row["gain"] = "0" if method == against else spread(row["difference"], "+.2f")
-        row["pairs"], row["accuracy"] = len(row["difference"]), spread(row["accuracy"])
     return found
 
 
