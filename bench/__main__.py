@@ -93,7 +93,7 @@ def step_rows(arguments: argparse.Namespace) -> list[Row]:
 
     ways, options = arguments.ways.split(","), {}
     if arguments.kind == "priority":
-        subjects = {way: priority.order(way, arguments.codec) for way in ways}
+        subjects = {way: priority.order(way) for way in ways}
         options = {"steps": priority.TURN}
     elif arguments.kind == "frameworks":
         return [
@@ -221,7 +221,6 @@ def main() -> int:
         "--device", choices=("cpu", "cuda"), default="cpu",
         help="of the kind ddp; ranks of a machine with one GPU share it",
     )  # fmt: skip
-    parser.add_argument("--codec", default="int4", help="of the kind priority")
     parser.add_argument(
         "--frameworks", default="", help="names, with ; between them; of the kind map: ddp, fsdp2"
     )
