@@ -4,7 +4,7 @@
 
 OLD and NEW are checkouts with a release build in build/. A COMMAND is the arguments of `python -m
 bench` in one word, such as "ddp --links 1gbit --ways plain,int4", or `codec_bench` with its own.
-Without any, COMMANDS take about twenty minutes on two quiet cores.
+Without any, COMMANDS take about forty minutes on two quiet cores.
 
 A round runs a command with each tree's own programs, in the order A B B A. A row's figure is its
 time over that of the run's baseline, which is no code of ours (Gloo, plain DDP, a step without
