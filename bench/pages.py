@@ -75,7 +75,7 @@ def map_counts(rows: list[Row]) -> Iterable[Row]:
     """A row for each machine."""
     for _, group in groupby(rows, lambda row: row["file"].split("/")[0]):
         files = (list(of_file) for _, of_file in groupby(group, itemgetter("file")))
-        cells = never_slower.cells_of(files)
+        cells = never_slower.cells(files)
         yield never_slower.counts(cells) | {
             "kinds": " and ".join(dict.fromkeys(cell["kind"].upper() for cell in cells)),
             "worlds": ", ".join(map(str, sorted({cell["world"] for cell in cells}))),

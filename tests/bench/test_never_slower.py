@@ -23,7 +23,7 @@ SLOWER = rows_of("10gbit", {"plain": 10, "auto": 20, "int8": 12, "int4": 13})
 
 
 def test_a_cell_has_autos_figures_and_the_best_fixed_way():
-    far, near, bad = never_slower.cells(SLOW + FAST + SLOWER)
+    far, near, bad = never_slower.cells([SLOW + FAST + SLOWER])
     assert (far["best"], near["best"]) == ("int4", "plain")
     assert far["over_best"] == 25 / 26 and near["over_best"] == 10 / 10.1
     assert far["best_of_all"] == "adaptive" and far["over_all"] == 20 / 26
