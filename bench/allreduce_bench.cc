@@ -221,7 +221,7 @@ size_t Wrong(const Setup& setup, GlooBaseline& gloo, const std::string& codec, i
   return static_cast<size_t>(sum);
 }
 
-// A line of times.json: the wrong elements and the seconds of every row, Gloo's first.
+// A line of times.json: the wrong elements of every row, and the seconds of Gloo and of each.
 void Measure(const Setup& setup, GlooBaseline& gloo, std::map<std::string, tw_comm*>& comms,
              size_t bytes, std::ofstream& out) {
   const size_t n = bytes / sizeof(float);
@@ -263,12 +263,17 @@ void Measure(const Setup& setup, GlooBaseline& gloo, std::map<std::string, tw_co
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 6) {
-    std::fprintf(stderr, "usage: %s FOLDER REPETITIONS SMALLEST LARGEST ROWS\n", argv[0]);
+  const char *const rank = std::getenv("RANK"), *const size = std::getenv("WORLD_SIZE"),
+                    *const interface = std::getenv("GLOO_SOCKET_IFNAME");
+  if (argc != 6 || rank == nullptr || size == nullptr || interface == nullptr) {
+    std::fprintf(stderr,
+                 "usage: %s FOLDER REPETITIONS SMALLEST LARGEST ROWS\n"
+                 "It requires RANK, WORLD_SIZE and GLOO_SOCKET_IFNAME: run python -m bench "
+                 "allreduce, or this program by python -m bench.lab\n",
+                 argv[0]);
     return 2;
   }
-  const Setup setup{std::atoi(std::getenv("RANK")), std::atoi(std::getenv("WORLD_SIZE")),
-                    std::atoi(argv[2]), argv[1], std::getenv("GLOO_SOCKET_IFNAME")};
+  const Setup setup{std::atoi(rank), std::atoi(size), std::atoi(argv[2]), argv[1], interface};
   const std::string gloo_folder = setup.folder + "/gloo";
   std::filesystem::create_directories(gloo_folder);
   GlooBaseline gloo(setup.rank, setup.size, gloo_folder, setup.interface);
