@@ -60,19 +60,13 @@ DRIFTING = tuple(
         ("adaptive 2 without feedback", "adaptive"),
     )
 )  # fmt: skip
-# Ways to lose less than int4 does, for its bytes or a few more.
-FINER = (
-    Method("adaptive 4", "adaptive:bits=4"),
-    Method("int4 block 128", "int4:block=128"),
-    Method("int4 down int8", "int4:down=int8"),
-)
 # int8 while the loss falls fast, and then fewer bits.
 WARMED = (
     Method("int4 after int8", "int4", warm_up=0.3),
     Method("adaptive 2 after int8", "adaptive", warm_up=0.3),
 )
 NAMED = tuple(METHODS)  # those of the main table
-METHODS |= {method.name: method for method in DRIFTING + FINER + WARMED}
+METHODS |= {method.name: method for method in DRIFTING + WARMED}
 
 
 def spec_of(method: Method, task: Task) -> str:
