@@ -14,7 +14,6 @@ import itertools
 import json
 import math
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -94,7 +93,7 @@ def step_rows(arguments: argparse.Namespace) -> list[Row]:
 
     ways, options = arguments.ways.split(","), {}
     if arguments.kind == "priority":
-        subjects = {way: priority.order(way, arguments.codec) for way in ways}
+        subjects = {way: priority.order(way) for way in ways}
         options = {"steps": priority.TURN}
     elif arguments.kind == "frameworks":
         return [
@@ -120,44 +119,26 @@ def names_of(arguments: argparse.Namespace) -> list[str]:
 
 
 def allreduce_rows(place: lab.Lab, arguments: argparse.Namespace) -> list[Row]:
-    """By the C++ program, whose rank 0 prints JSON."""
-    program = harness.ROOT / "build/bench/allreduce_bench"
-    smallest, largest = arguments.sizes.split(",")
+    """By the C++ program: a row for each size and way."""
+    program = str(harness.ROOT / "build/bench/allreduce_bench")
+    sizes, found = arguments.sizes.split(","), []
     with tempfile.TemporaryDirectory() as folder:
-        interface = "eth0" if place.namespaces else ""
-        port = lab.free_port()
-        ranks = [
-            place.start(
-                rank,
-                [str(program), str(rank), str(place.world), folder, interface,
-                 str(arguments.repetitions), largest, arguments.ways, smallest],
-                port,
-                stdout=subprocess.PIPE, preexec_fn=lab.ignore_interrupts,
-            )
-            for rank in range(place.world)
-        ]  # fmt: skip
-        try:
-            out, _ = ranks[0].communicate(timeout=TIMEOUT_S)
-            if any([rank.wait() for rank in ranks]):
-                raise RuntimeError("a rank of allreduce_bench failed")
-        finally:
-            for rank in ranks:
-                rank.kill()
-    return [network_row(row, place.world) for row in json.loads(out)]
+        command = [program, folder, str(arguments.repetitions), *sizes, arguments.ways]
+        place.run(command, TIMEOUT_S)
+        lines = (Path(folder) / "times.json").read_text().splitlines()
+    for times in map(json.loads, lines):
+        ways = ["Gloo", *arguments.ways.split(",")]
+        for row in harness.rows_of({way: times[way] for way in ways})[1:]:
+            wrong = times[f"{row['subject']} wrong"]
+            found.append(network_row(row | {"bytes": times["bytes"], "wrong": wrong}, place.world))
+    return found
 
 
 def network_row(row: Row, world: int) -> Row:
     """Adds bandwidths as nccl-tests defines them (doc/PERFORMANCE.md there): algbw = size / time,
     busbw = algbw * 2 (n - 1) / n. The size is that of fp32, whatever travels."""
-    seconds = row["ms"] / 1e3
-    algbw = row["bytes"] / seconds / 1e9
-    return row | {
-        "subject": row.pop("codec"),
-        "us": 1e6 * seconds,
-        "algbw": algbw,
-        "busbw": algbw * 2 * (world - 1) / world,
-        "ratio": row.pop("speedup"),
-    }
+    algbw = row["bytes"] / row["ms"] / 1e6
+    return row | {"us": 1e3 * row["ms"], "algbw": algbw, "busbw": algbw * 2 * (world - 1) / world}
 
 
 def cells(arguments: argparse.Namespace) -> Iterator[tuple[str, float, int]]:
@@ -240,7 +221,6 @@ def main() -> int:
         "--device", choices=("cpu", "cuda"), default="cpu",
         help="of the kind ddp; ranks of a machine with one GPU share it",
     )  # fmt: skip
-    parser.add_argument("--codec", default="int4", help="of the kind priority")
     parser.add_argument(
         "--frameworks", default="", help="names, with ; between them; of the kind map: ddp, fsdp2"
     )

@@ -1,11 +1,12 @@
-// Our allreduce against Gloo's fp32 allreduce, interleaved in one run; one process a rank.
+// Times of our allreduce and of Gloo's fp32 allreduce, interleaved in one run; one process a rank.
 //
-//   allreduce_bench RANK SIZE FOLDER [INTERFACE [REPETITIONS [LARGEST [ROWS [SMALLEST]]]]]
+//   allreduce_bench FOLDER REPETITIONS SMALLEST LARGEST ROWS
 //
-// Rank 0 prints JSON. LARGEST, SMALLEST: bytes of the last row and of the first one. ROWS: codecs
-// with settings behind them, such as "int4,int4+hierarchical+auto": "checksum", a topology, a
-// transport, "congestion=" with a control's name, "chunk=" with bytes, or "loops=" with a number.
-// THINWIRE_TRANSPORT and the like reach our side alone.
+// RANK, WORLD_SIZE and GLOO_SOCKET_IFNAME are the environment's, as bench/lab.py sets them. Ranks
+// meet in FOLDER, where rank 0 leaves times.json: a line for each size in bytes from SMALLEST to
+// LARGEST, with the seconds of every repetition. ROWS: codecs with settings behind them, such as
+// "int4,int4+hierarchical+auto": "checksum", a topology, a transport, "congestion=" with a
+// control's name, "chunk=" with bytes, or "loops=" with a number.
 //
 // A repetition is one allreduce after a barrier. Of tensors up to 64 KiB it is twenty in a row, of
 // which it has the mean: a barrier lets the ranks go at times that differ by more than such a
@@ -25,6 +26,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
 #include <functional>
 #include <map>
 #include <memory>
@@ -41,23 +43,20 @@
 namespace {
 
 using thinwire::Now;
-using thinwire::Quantile;
 
-constexpr const char* kRows =
-    "fp32,bf16,int8,int4,onebit,onebit:down=onebit,topk,adaptive,fp32+checksum,int4+checksum";
 constexpr size_t kSmall = 65536, kMiddle = 1048576;
 constexpr int kSmallCalls = 20;
+constexpr const char* kGloo = "Gloo";
 constexpr size_t kSizes[] = {64,     1024,    4096,    16384,    65536,
                              262144, 1048576, 4194304, 16777216, 67108864};
 
-// Gloo's own fp32 allreduce, as people use it. Ranks meet in `folder`; it listens on `interface`,
-// or on loopback if that is empty.
+// Gloo's own fp32 allreduce, as people use it. Ranks meet in `folder`; it listens on `interface`.
 class GlooBaseline {
  public:
   GlooBaseline(int rank, int size, const std::string& folder, const std::string& interface)
       : context_(std::make_shared<gloo::rendezvous::Context>(rank, size)) {
     gloo::transport::tcp::attr attr;
-    (interface.empty() ? attr.hostname : attr.iface) = interface.empty() ? "127.0.0.1" : interface;
+    attr.iface = interface;
     auto device = gloo::transport::tcp::CreateDevice(attr);
     gloo::rendezvous::FileStore store(folder);
     context_->connectFullMesh(store, device);
@@ -93,9 +92,7 @@ class GlooBaseline {
 
 struct Setup {
   int rank, size, repetitions;
-  size_t largest, smallest;
   std::string folder, interface;
-  std::vector<std::string> rows;
 };
 
 void Check(tw_status status) {
@@ -110,9 +107,6 @@ std::vector<std::string> Split(const std::string& text, char between) {
   for (std::string part; std::getline(in, part, between);) parts.push_back(part);
   return parts;
 }
-
-// The row's codec, without the settings.
-std::string CodecOf(const std::string& row) { return row.substr(0, row.find('+')); }
 
 // One of the settings behind a codec; the text outlives the options.
 void Set(const std::string& setting, tw_options* options) {
@@ -145,12 +139,8 @@ tw_comm* Connect(const Setup& setup, const std::string& row) {
   const std::vector<std::string> parts = Split(row, '+');
   options.codec = parts[0].c_str();
   options.interface_name = setup.interface.c_str();
-  options.transport = std::getenv("THINWIRE_TRANSPORT");
   for (size_t i = 1; i < parts.size(); ++i) Set(parts[i], &options);
   options.ucx_library = std::getenv("THINWIRE_UCX_LIB");
-  if (const char* lanes = std::getenv("THINWIRE_LANES")) options.lanes = std::atoi(lanes);
-  if (const char* bytes = std::getenv("THINWIRE_CHUNK_BYTES"))
-    options.chunk_bytes = std::strtoull(bytes, nullptr, 10);
   tw_comm* comm = nullptr;
   Check(tw_comm_create(&options, &comm));
   if (setup.rank == 0) {
@@ -162,35 +152,25 @@ tw_comm* Connect(const Setup& setup, const std::string& row) {
   return comm;
 }
 
-// Of kSmallCalls calls in a row.
-double MeanSeconds(const std::function<void()>& call) {
+// Of one call; of small tensors the mean of kSmallCalls in a row.
+double Seconds(size_t bytes, const std::function<void()>& call) {
+  const int calls = bytes <= kSmall ? kSmallCalls : 1;
   const double begin = Now();
-  for (int i = 0; i < kSmallCalls; ++i) call();
-  return (Now() - begin) / kSmallCalls;
+  for (int i = 0; i < calls; ++i) call();
+  return (Now() - begin) / calls;
 }
 
-// The named call keeps residuals, which is what training does.
-double TimeOurs(tw_comm* comm, std::vector<float>& values, const std::string& name) {
-  if (values.size() * sizeof(float) <= kSmall) {
-    return MeanSeconds([&] {
-      Check(tw_all_reduce(values.data(), values.data(), values.size(), TW_F32, TW_MEAN, comm,
-                          nullptr));
-    });
+// A call of a large tensor is named, so it keeps residuals, which is what training does.
+void AllReduce(tw_comm* comm, std::vector<float>& values) {
+  float* const data = values.data();
+  const size_t n = values.size();
+  if (n * sizeof(float) <= kSmall) {
+    return Check(tw_all_reduce(data, data, n, TW_F32, TW_MEAN, comm, nullptr));
   }
-  const double begin = Now();
   tw_work* work = nullptr;
-  Check(tw_all_reduce_async(values.data(), values.data(), values.size(), TW_F32, TW_MEAN, comm,
-                            nullptr, name.c_str(), 0, &work));
+  const std::string name = std::to_string(n);
+  Check(tw_all_reduce_async(data, data, n, TW_F32, TW_MEAN, comm, nullptr, name.c_str(), 0, &work));
   Check(tw_wait(work));
-  return Now() - begin;
-}
-
-double TimeGloo(GlooBaseline& gloo, std::vector<float>& values) {
-  const auto call = [&] { gloo.AllReduce(values.data(), values.size()); };
-  if (values.size() * sizeof(float) <= kSmall) return MeanSeconds(call);
-  const double begin = Now();
-  call();
-  return Now() - begin;
 }
 
 // Another gradient each step, as training has: the same noise, shifted. What a codec with feedback
@@ -241,8 +221,9 @@ size_t Wrong(const Setup& setup, GlooBaseline& gloo, const std::string& codec, i
   return static_cast<size_t>(sum);
 }
 
+// A line of times.json: the wrong elements of every row, and the seconds of Gloo and of each.
 void Measure(const Setup& setup, GlooBaseline& gloo, std::map<std::string, tw_comm*>& comms,
-             size_t bytes, bool last) {
+             size_t bytes, std::ofstream& out) {
   const size_t n = bytes / sizeof(float);
   const Gradients gradients(setup.rank, n);
   std::map<std::string, std::vector<double>> times;
@@ -255,66 +236,55 @@ void Measure(const Setup& setup, GlooBaseline& gloo, std::map<std::string, tw_co
     const std::span<const float> gradient = gradients.OfStep(i);
     std::vector<float> values(gradient.begin(), gradient.end());
     gloo.Barrier();
-    keep("gloo", TimeGloo(gloo, values));
-    for (auto& [codec, comm] : comms) {
+    keep(kGloo, Seconds(bytes, [&] { gloo.AllReduce(values.data(), n); }));
+    for (auto& [row, comm] : comms) {
       values.assign(gradient.begin(), gradient.end());
       gloo.Barrier();
-      keep(codec, TimeOurs(comm, values, std::to_string(bytes)));
+      keep(row, Seconds(bytes, [&, to = comm] { AllReduce(to, values); }));
     }
   }
+  out << "{\"bytes\": " << bytes;
   // Once more, without a clock: the calls that are timed above are the same.
-  std::map<std::string, size_t> wrong;
   for (auto& [row, comm] : comms) {
     const std::span<const float> gradient = gradients.OfStep(repetitions);
     std::vector<float> values(gradient.begin(), gradient.end());
     Check(tw_all_reduce(values.data(), values.data(), n, TW_F32, TW_MEAN, comm, nullptr));
-    wrong[row] = Wrong(setup, gloo, CodecOf(row), repetitions, values);
+    const size_t wrong = Wrong(setup, gloo, Split(row, '+')[0], repetitions, values);
+    out << ", \"" << row << " wrong\": " << wrong;
   }
-  if (setup.rank != 0) return;
-  const double base = Quantile(times["gloo"], 0.5);
-  for (size_t c = 0; c < setup.rows.size(); ++c) {
-    const std::vector<double>& mine = times[setup.rows[c]];
-    const double ms = Quantile(mine, 0.5);
-    std::printf(
-        "  {\"codec\": \"%s\", \"bytes\": %zu, \"ms\": %.4f, \"gloo_ms\": %.4f, \"speedup\": %.3f, "
-        "\"low_ms\": %.4f, \"high_ms\": %.4f, \"gloo_low_ms\": %.4f, \"gloo_high_ms\": %.4f, "
-        "\"wrong\": %zu}%s\n",
-        setup.rows[c].c_str(), bytes, 1e3 * ms, 1e3 * base, base / ms, 1e3 * Quantile(mine, 0.25),
-        1e3 * Quantile(mine, 0.75), 1e3 * Quantile(times["gloo"], 0.25),
-        1e3 * Quantile(times["gloo"], 0.75), wrong[setup.rows[c]],
-        last && c + 1 == setup.rows.size() ? "" : ",");
+  for (const auto& [row, seconds] : times) {
+    out << ", \"" << row << "\": ";
+    for (size_t i = 0; i < seconds.size(); ++i) out << (i == 0 ? "[" : ", ") << seconds[i];
+    out << "]";
   }
+  out << "}\n";
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc < 4) {
-    std::fprintf(
-        stderr,
-        "usage: %s RANK SIZE FOLDER [INTERFACE [REPETITIONS [LARGEST [ROWS [SMALLEST]]]]]\n",
-        argv[0]);
+  const char *const rank = std::getenv("RANK"), *const size = std::getenv("WORLD_SIZE"),
+                    *const interface = std::getenv("GLOO_SOCKET_IFNAME");
+  if (argc != 6 || rank == nullptr || size == nullptr || interface == nullptr) {
+    std::fprintf(stderr,
+                 "usage: %s FOLDER REPETITIONS SMALLEST LARGEST ROWS\n"
+                 "It requires RANK, WORLD_SIZE and GLOO_SOCKET_IFNAME: run python -m bench "
+                 "allreduce, or this program by python -m bench.lab\n",
+                 argv[0]);
     return 2;
   }
-  const Setup setup{std::atoi(argv[1]),
-                    std::atoi(argv[2]),
-                    argc > 5 ? std::atoi(argv[5]) : 15,
-                    argc > 6 ? std::strtoull(argv[6], nullptr, 10) : SIZE_MAX,
-                    argc > 8 ? std::strtoull(argv[8], nullptr, 10) : 0,
-                    argv[3],
-                    argc > 4 ? argv[4] : "",
-                    Split(argc > 7 && *argv[7] != 0 ? argv[7] : kRows, ',')};
+  const Setup setup{std::atoi(rank), std::atoi(size), std::atoi(argv[2]), argv[1], interface};
   const std::string gloo_folder = setup.folder + "/gloo";
   std::filesystem::create_directories(gloo_folder);
   GlooBaseline gloo(setup.rank, setup.size, gloo_folder, setup.interface);
   std::map<std::string, tw_comm*> comms;
-  for (const std::string& row : setup.rows) comms[row] = Connect(setup, row);
-  if (setup.rank == 0) std::printf("[\n");
-  std::vector<size_t> sizes(std::begin(kSizes), std::end(kSizes));
-  std::erase_if(sizes,
-                [&](size_t bytes) { return bytes < setup.smallest || bytes > setup.largest; });
-  for (const size_t bytes : sizes) Measure(setup, gloo, comms, bytes, bytes == sizes.back());
-  if (setup.rank == 0) std::printf("]\n");
-  for (auto& [codec, comm] : comms) tw_comm_destroy(comm);
+  for (const std::string& row : Split(argv[5], ',')) comms[row] = Connect(setup, row);
+  std::ofstream out(setup.rank == 0 ? setup.folder + "/times.json" : "/dev/null");
+  for (const size_t bytes : kSizes) {
+    const size_t least = std::strtoull(argv[3], nullptr, 10);
+    const size_t most = std::strtoull(argv[4], nullptr, 10);
+    if (least <= bytes && bytes <= most) Measure(setup, gloo, comms, bytes, out);
+  }
+  for (auto& [row, comm] : comms) tw_comm_destroy(comm);
   return 0;
 }

@@ -5,8 +5,7 @@
 #include <benchmark/benchmark.h>
 
 #include <algorithm>
-#include <chrono>
-#include <functional>
+#include <map>
 #include <memory>
 #include <random>
 #include <string>
@@ -24,122 +23,106 @@ namespace {
 constexpr int kRepetitions = 21;
 constexpr size_t kBytesPerRepetition = size_t{16} << 20;
 
-using twin::Aligned;
-
-// All that any operation reads or writes.
+// A codec with all that any operation reads or writes.
 struct Arrays {
-  Arrays(const CodecSpec& spec, size_t n)
-      : g(Aligned<float>(n + kShifts * kShift)),
-        r(Aligned<float>(n)),
-        out(Aligned<float>(n)),
-        wire(Aligned<uint8_t>(EncodedBytes(spec, n))),
-        peer(Aligned<uint8_t>(EncodedBytes(spec, n))) {
+  Arrays(const CodecSpec& codec, size_t count)
+      : spec(codec),
+        n(count),
+        bits(codec.traits().widths() ? codec.sixteenths / 16.0
+                                     : static_cast<double>(codec.traits().code_bits)),
+        gradients(twin::Aligned<float>(n + kShifts * kShift)),
+        residual(twin::Aligned<float>(n)),
+        floats(twin::Aligned<float>(n)),
+        coded(twin::Aligned<uint8_t>(EncodedBytes(spec, n))),
+        received(twin::Aligned<uint8_t>(EncodedBytes(spec, n))) {
     std::mt19937 random(1);
     std::normal_distribution<float> normal(0, 1e-3f);
-    for (size_t i = 0; i < n + kShifts * kShift; ++i) g.get()[i] = normal(random);
-    CpuBackend().Encode(spec, {g.get(), n}, nullptr, peer.get());
+    for (size_t i = 0; i < n + kShifts * kShift; ++i) g[i] = normal(random);
+    codecs.Encode(spec, {g, n}, nullptr, peer);
   }
 
   // Another gradient each step, as training has: the same values, shifted.
-  float* NextGradient() { return g.get() + kShift * (step++ % kShifts); }
+  float* NextGradient() { return g + kShift * (step++ % kShifts); }
+  void Encode(Rounding rounding) {
+    CodecSpec now = spec;
+    now.rounding = rounding;
+    codecs.Encode(now, {g, n}, r, wire);
+  }
+  void Reduce(size_t peers) {
+    std::vector<const uint8_t*> wires(1 + peers, peer);
+    wires[0] = nullptr;
+    codecs.Reduce({spec, spec, wires, {g, n}, 0.5f, r, {out, n}, wire, {}});
+  }
+  // Each further rank's bytes are read, and the sum stays where it is.
+  void TwinOfReduce(size_t peers) {
+    for (size_t rank = 1; rank < peers; ++rank) twin::Decode(peer, out, n, bits);
+    twin::Reduce(g, peer, r, out, wire, n, bits);
+  }
 
   static constexpr size_t kShift = 256, kShifts = 61;
-  std::unique_ptr<float, twin::Free> g, r, out;
-  std::unique_ptr<uint8_t, twin::Free> wire, peer;
+  const Backend& codecs = CpuBackend();
+  const CodecSpec spec;
+  const size_t n;
+  const double bits;
+  const std::unique_ptr<float, twin::Free> gradients, residual, floats;
+  const std::unique_ptr<uint8_t, twin::Free> coded, received;
+  float *const g = gradients.get(), *const r = residual.get(), *const out = floats.get();
+  uint8_t *const wire = coded.get(), *const peer = received.get();
   float threshold = 0;
   size_t step = 0;
 };
 
-using Body = std::function<void(Arrays&)>;
+using Body = void (*)(Arrays&);
 struct Operation {
   Body codec, twin;
 };
 
-Operation MakeOperation(const std::string& op, const CodecSpec& spec, size_t n) {
-  const Backend& codecs = CpuBackend();
-  const double bits = spec.traits().widths() ? spec.sixteenths / 16.0
-                                             : static_cast<double>(spec.traits().code_bits);
-  const auto view = [n](float* p) { return TensorView{p, n}; };
-  if (op == "encode_ef") {
-    return {
-        [=, &codecs](Arrays& a) { codecs.Encode(spec, view(a.g.get()), a.r.get(), a.wire.get()); },
-        [=](Arrays& a) { twin::EncodeWithFeedback(a.g.get(), a.r.get(), a.wire.get(), n, bits); }};
-  }
-  if (op == "encode") {
-    return {
-        [=, &codecs](Arrays& a) { codecs.Encode(spec, view(a.g.get()), nullptr, a.wire.get()); },
-        [=](Arrays& a) { twin::Encode(a.g.get(), a.wire.get(), n, bits); }};
-  }
-  if (op == "decode") {
-    return {[=, &codecs](Arrays& a) { codecs.Decode(spec, a.peer.get(), view(a.out.get())); },
-            [=](Arrays& a) { twin::Decode(a.peer.get(), a.out.get(), n, bits); }};
-  }
-  if (op == "decode_add") {
-    return {[=, &codecs](Arrays& a) {
-              codecs.DecodeAdd(spec, a.peer.get(), {a.out.get(), n});
-            },
-            [=](Arrays& a) { twin::DecodeAdd(a.peer.get(), a.out.get(), n, bits); }};
-  }
-  const size_t peers = op == "reduce8_requant" ? 7 : 1;
-  return {[=, &codecs](Arrays& a) {
-            std::vector<const uint8_t*> wires(1 + peers, a.peer.get());
-            wires[0] = nullptr;
-            codecs.Reduce({spec,
-                           spec,
-                           wires,
-                           view(a.g.get()),
-                           0.5f,
-                           a.r.get(),
-                           view(a.out.get()),
-                           a.wire.get(),
-                           {}});
-          },
-          // Each further rank's bytes are read, and the sum stays where it is.
-          [=](Arrays& a) {
-            for (size_t rank = 1; rank < peers; ++rank) {
-              twin::Decode(a.peer.get(), a.out.get(), n, bits);
-            }
-            twin::Reduce(a.g.get(), a.peer.get(), a.r.get(), a.out.get(), a.wire.get(), n, bits);
-          }};
-}
-
-// topk with the last step's threshold.
-Operation MakeSelection(const CodecSpec& spec, size_t n) {
-  const Backend& codecs = CpuBackend();
-  return {[=, &codecs](Arrays& a) {
-            codecs.Encode(spec, {.gradient = {a.NextGradient(), n},
-                                 .residual = a.r.get(),
-                                 .wire = a.wire.get(),
+const std::map<std::string, Operation> kOperations = {
+    {"encode_ef",
+     {[](Arrays& a) {
+        a.codecs.Encode(a.spec, {a.g, a.n}, a.r, a.wire);
+      },
+      [](Arrays& a) { twin::EncodeWithFeedback(a.g, a.r, a.wire, a.n, a.bits); }}},
+    {"encode",
+     {[](Arrays& a) {
+        a.codecs.Encode(a.spec, {a.g, a.n}, nullptr, a.wire);
+      },
+      [](Arrays& a) { twin::Encode(a.g, a.wire, a.n, a.bits); }}},
+    {"decode",
+     {[](Arrays& a) {
+        a.codecs.Decode(a.spec, a.peer, {a.out, a.n});
+      },
+      [](Arrays& a) { twin::Decode(a.peer, a.out, a.n, a.bits); }}},
+    {"decode_add",
+     {[](Arrays& a) {
+        a.codecs.DecodeAdd(a.spec, a.peer, {a.out, a.n});
+      },
+      [](Arrays& a) { twin::DecodeAdd(a.peer, a.out, a.n, a.bits); }}},
+    {"reduce_requant", {[](Arrays& a) { a.Reduce(1); }, [](Arrays& a) { a.TwinOfReduce(1); }}},
+    {"reduce8_requant", {[](Arrays& a) { a.Reduce(7); }, [](Arrays& a) { a.TwinOfReduce(7); }}},
+    // topk with the last step's threshold.
+    {"select",
+     {[](Arrays& a) {
+        a.codecs.Encode(a.spec, {.gradient = {a.NextGradient(), a.n},
+                                 .residual = a.r,
+                                 .wire = a.wire,
                                  .threshold = &a.threshold});
-          },
-          [=](Arrays& a) { twin::Accumulate(a.NextGradient(), a.r.get(), n); }};
-}
+      },
+      [](Arrays& a) { twin::Accumulate(a.NextGradient(), a.r, a.n); }}},
+    {"rounding",
+     {[](Arrays& a) { a.Encode(Rounding::kStochastic); },
+      [](Arrays& a) { a.Encode(Rounding::kNearest); }}},
+};
 
-// Stochastic rounding against rounding to the nearest.
-Operation MakeRounding(const CodecSpec& spec, size_t n) {
-  const Backend& codecs = CpuBackend();
-  const auto encode = [=, &codecs](Rounding rounding) {
-    return [=, &codecs](Arrays& a) {
-      CodecSpec now = spec;
-      now.rounding = rounding;
-      codecs.Encode(now, {a.g.get(), n}, a.r.get(), a.wire.get());
-    };
-  };
-  return {encode(Rounding::kStochastic), encode(Rounding::kNearest)};
-}
-
-double Seconds(const Body& body, Arrays& arrays, size_t rounds) {
-  const auto begin = std::chrono::steady_clock::now();
+double Seconds(Body body, Arrays& arrays, size_t rounds) {
+  const double begin = Now();
   for (size_t i = 0; i < rounds; ++i) body(arrays);
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count() /
-         static_cast<double>(rounds);
+  return (Now() - begin) / static_cast<double>(rounds);
 }
 
 void Run(benchmark::State& state, const std::string& op, const CodecSpec& spec, size_t bytes) {
   const size_t n = bytes / sizeof(float), rounds = std::max<size_t>(1, kBytesPerRepetition / bytes);
-  const Operation operation = op == "rounding" ? MakeRounding(spec, n)
-                              : op == "select" ? MakeSelection(spec, n)
-                                               : MakeOperation(op, spec, n);
+  const Operation& operation = kOperations.at(op);
   // Each side has arrays of its own, so that residuals stay what each made them.
   Arrays mine(spec, n), twins(spec, n);
   std::vector<double> codec, twin, ratio;

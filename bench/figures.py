@@ -86,10 +86,7 @@ def _sources(files: Iterable[str]) -> str:
         found = _load(file)
         found = found if isinstance(found, dict) else {}
         place = found.get("machine", _MACHINES[file.split("/")[0]])
-        if not isinstance(place, str):
-            place = ", ".join(
-                [place["processor"], f"{place['cores']} cores", *place.get("gpus", ())]
-            )
+        place = place if isinstance(place, str) else harness.place(place)
         place += f", commit {found['commit']}" if "commit" in found else ""
         places.setdefault(place, []).append(f"`bench/results/{file}`")
     return "; ".join(f"{', '.join(names)} ({place})" for place, names in places.items())

@@ -168,7 +168,7 @@ def run_ranks(
 
 
 def simulate(kind: str, lines: Iterable[str]) -> list[Row]:
-    """A row for each line, as bench/sched/simulate.cc has them."""
+    """A row for each line, as bench/simulate.cc has them."""
     done = subprocess.run(
         [ROOT / "build/bench/simulate", kind], input="\n".join(lines), stdout=subprocess.PIPE,
         check=True, text=True,
@@ -220,13 +220,15 @@ def source(*packages: str) -> dict[str, Any]:
 
 def headline(result: Mapping[str, Any]) -> str:
     """A result's source in a line, for tables made from it."""
-    place = result["machine"]
-    gpus = "".join(f", {gpu}" for gpu in place.get("gpus", ()))
     return (
-        f"{place['processor']}, {place['cores']} cores{gpus}, "
-        f"torch {result['versions'].get('torch')}; `{' '.join(result['argv'])}` "
-        f"at {result['commit']}"
+        f"{place(result['machine'])}, torch {result['versions'].get('torch')}; "
+        f"`{' '.join(result['argv'])}` at {result['commit']}"
     )
+
+
+def place(machine: Mapping[str, Any]) -> str:
+    """A result's machine in words."""
+    return ", ".join([machine["processor"], f"{machine['cores']} cores", *machine.get("gpus", ())])
 
 
 def write(out: Path, rows: Iterable[Row], *packages: str, **more: Any) -> dict[str, Any]:

@@ -3,8 +3,6 @@
 //   kernel_bench               times every operation against its twin on the first GPU: JSON
 //   kernel_bench --device      names that GPU, or says why there is none
 //   kernel_bench --profile     runs kernels of each kind once or twice, for a profiler
-//   kernel_bench --host_only   runs the kernels on CPU threads, thread after thread, for all
-//                              lengths from 0 to 4097 and all codecs, and compares every byte
 //
 // Names are OP/SPEC/BYTES, BYTES of fp32, for chunks of one of them. ratio_to_twin is the median
 // time over the twin's, the two interleaved, with other, clean data in the L2 cache before each;
@@ -22,10 +20,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "bench/kernel_timer.h"
+#include "bench/times.h"
 #include "compress/backend.h"
 #include "compress/codec_list.h"
 #include "kernels/device.h"
-#include "tests/host_device/host_device.h"
 
 namespace thinwire {
 namespace {
@@ -147,68 +145,68 @@ bool Agrees(Device& device, DeviceStream& stream, const CodecSpec& spec, size_t 
   return arrays.wire.Equals(wire) && arrays.floats.Equals(residual) && arrays.out.Equals(decoded);
 }
 
-int CheckOnHost() {
-  constexpr size_t kLengths = 4098;
-  const std::shared_ptr<Device> device = MakeDevice(kernels::HostDeviceApi(), 0, "host:0");
-  const std::unique_ptr<DeviceStream> stream = *device->MakeStream();
-  int failures = 0;
-  for (const std::string& name : Specs()) {
-    const char* const text = name.c_str();
-    const CodecSpec spec = *CodecSpec::Parse(name);
-    size_t wrong = 0, first = 0;
-    for (size_t numel = 0; numel < kLengths; ++numel) {
-      if (Agrees(*device, *stream, spec, numel)) continue;
-      if (wrong++ == 0) first = numel;
-    }
-    std::printf("%-26s %zu of %zu lengths agree", text, kLengths - wrong, kLengths);
-    std::printf(wrong == 0 ? "\n" : "; the first that does not: %zu\n", first);
-    failures += wrong > 0;
-  }
-  return failures;
-}
-
 struct Result {
   std::string name;
   double milliseconds, twin, ratio, low, high;
   size_t bytes;  // read and written
 };
 
-Result Measure(KernelTimer& timer, const std::string& name, size_t bytes,
-               const std::function<void()>& kernel, const std::function<void()>& twin,
-               const std::function<void()>& prepare = nullptr) {
-  std::vector<double> ours, theirs, ratios;
-  for (int i = -2; i < kRepetitions; ++i) {  // the first ones warm up
-    const double a = timer.Time(kernel, prepare), b = timer.Time(twin);
-    if (i < 0) continue;
-    ours.push_back(a);
-    theirs.push_back(b);
-    ratios.push_back(a / b);
+// The results so far, of operations that are timed against others.
+class Table {
+ public:
+  explicit Table(KernelTimer& timer) : timer_(timer) {}
+
+  // The codec and bytes of fp32 that the next rows are named by.
+  void Begin(const CodecSpec& spec, size_t bytes) {
+    suffix_ = absl::StrCat("/", spec.ToString(), "/", bytes);
   }
-  for (auto* values : {&ours, &theirs, &ratios}) std::sort(values->begin(), values->end());
-  const size_t middle = kRepetitions / 2, quarter = kRepetitions / 4;
-  return {name,
-          ours[middle],
-          theirs[middle],
-          ours[middle] / theirs[middle],
-          ratios[quarter],
-          ratios[kRepetitions - 1 - quarter],
-          bytes};
-}
+  void Against(const std::function<void()>& twin, const char* op, size_t bytes,
+               const std::function<void()>& kernel,
+               const std::function<void()>& prepare = nullptr) {
+    std::vector<double> ours, theirs, ratios;
+    for (int i = -2; i < kRepetitions; ++i) {  // the first ones warm up
+      const double a = timer_.Time(kernel, prepare), b = timer_.Time(twin);
+      if (i < 0) continue;
+      ours.push_back(a);
+      theirs.push_back(b);
+      ratios.push_back(a / b);
+    }
+    const double typical = Quantile(ours, 0.5), of_twin = Quantile(theirs, 0.5);
+    results_.push_back({op + suffix_, typical, of_twin, typical / of_twin, Quantile(ratios, 0.25),
+                        Quantile(ratios, 0.75), bytes});
+  }
+  void AgainstTwin(const TwinShape& shape, size_t numel, const char* op, size_t bytes,
+                   const std::function<void()>& kernel) {
+    Against([&] { timer_.Twin(shape, numel); }, op, bytes, kernel);
+  }
+  // A copy that reads and writes as many bytes.
+  void AgainstCopy(const char* op, size_t bytes, const std::function<void()>& kernel,
+                   const std::function<void()>& prepare = nullptr) {
+    Against([&] { timer_.Copy(bytes / 2); }, op, bytes, kernel, prepare);
+  }
+  void Print() const;
+
+ private:
+  KernelTimer& timer_;
+  std::string suffix_;
+  std::vector<Result> results_;
+};
 
 // All operations of one codec and size.
-void MeasureCodec(Device& device, DeviceStream& stream, KernelTimer& timer, const CodecSpec& spec,
-                  size_t numel, std::vector<Result>* results) {
+void MeasureCodec(Device& device, DeviceStream& stream, const CodecSpec& spec, size_t numel,
+                  Table* table) {
   Arrays a(device, stream, spec, numel);
   const Backend& codecs = stream.backend();
   const int bits = spec.traits().code_bits;
   const TensorView gradient{a.gradient.data(), numel}, out{a.out.data(), numel};
-  const std::string suffix = absl::StrCat("/", spec.ToString(), "/", numel * sizeof(float));
+  table->Begin(spec, numel * sizeof(float));
+  const auto moved = [&](size_t floats, size_t wires) {
+    return floats * numel * sizeof(float) + wires * EncodedBytes(spec, numel);
+  };
   const auto add = [&](const char* op, const std::function<void()>& kernel,
                        const TwinShape& shape) {
     const int floats = shape.reads_gradient + shape.writes_floats + shape.adds;
-    const size_t moved = floats * numel * sizeof(float) + EncodedBytes(spec, numel);
-    results->push_back(
-        Measure(timer, absl::StrCat(op, suffix), moved, kernel, [&] { timer.Twin(shape, numel); }));
+    table->AgainstTwin(shape, numel, op, moved(floats, 1), kernel);
   };
   add("encode_ef", [&] { codecs.Encode(spec, gradient, a.floats.data(), a.wire.data()); },
       {true, true, true, false, true, bits});
@@ -222,31 +220,25 @@ void MeasureCodec(Device& device, DeviceStream& stream, KernelTimer& timer, cons
       },
       {false, true, true, true, false, bits});
 
-  const auto add_copied = [&](const char* op, size_t floats, size_t wires,
-                              const std::function<void()>& kernel) {
-    const size_t moved = floats * numel * sizeof(float) + wires * EncodedBytes(spec, numel);
-    results->push_back(
-        Measure(timer, absl::StrCat(op, suffix), moved, kernel, [&] { timer.Copy(moved / 2); }));
-  };
   // Gradient, velocity and residual are read, the residual is written. What lies in `out` serves as
   // the velocity.
   const EncodeArgs shard{.gradient = gradient,
                          .residual = a.floats.data(),
                          .wire = a.wire.data(),
                          .momentum = {.beta = 0.9f, .velocity = a.out.data()}};
-  add_copied("encode_momentum", 4, 1, [&] { codecs.EncodeAll(spec, {&shard, 1}); });
+  table->AgainstCopy("encode_momentum", moved(4, 1), [&] { codecs.EncodeAll(spec, {&shard, 1}); });
   // Seven shards and the own one are read, the residual is read and written, the result and its
   // bytes are written.
   Reduction reduction(device, stream, spec, a, numel);
-  add_copied("reduce8", 4, kRanks, [&] { codecs.Reduce(reduction.args()); });
+  table->AgainstCopy("reduce8", moved(4, kRanks), [&] { codecs.Reduce(reduction.args()); });
 }
 
 // The same of topk, against copies of as many bytes. Its encoder reads an element once if the
 // threshold of the call before holds, as it does from step to step of a training: so every call
 // with feedback has the residual of the first. If it kept its own, one gradient would be added
 // again and again, and a tenth of all elements would reach the threshold.
-void MeasureEntries(Device& device, DeviceStream& stream, KernelTimer& timer, const CodecSpec& spec,
-                    size_t numel, std::vector<Result>* results) {
+void MeasureEntries(Device& device, DeviceStream& stream, const CodecSpec& spec, size_t numel,
+                    Table* table) {
   Arrays a(device, stream, spec, numel);
   const TensorView gradient{a.gradient.data(), numel};
   const EncodeArgs shard{.gradient = gradient,
@@ -259,28 +251,28 @@ void MeasureEntries(Device& device, DeviceStream& stream, KernelTimer& timer, co
   const std::unique_ptr<Backend> in_room = stream.BackendIn({room.get(), rehearsal->room()});
   const Backend& codecs = *in_room;
   const std::span<float> out(a.out.data(), numel);
-  const std::string suffix = absl::StrCat("/", spec.ToString(), "/", numel * sizeof(float));
-  const size_t wire_bytes = EncodedBytes(spec, numel);
-  const auto add = [&](const char* op, size_t floats, size_t wires,
-                       const std::function<void()>& kernel,
-                       const std::function<void()>& prepare = nullptr) {
-    const size_t moved = floats * numel * sizeof(float) + wires * wire_bytes;
-    results->push_back(Measure(
-        timer, absl::StrCat(op, suffix), moved, kernel, [&] { timer.Copy(moved / 2); }, prepare));
+  table->Begin(spec, numel * sizeof(float));
+  const auto moved = [&](size_t floats, size_t wires) {
+    return floats * numel * sizeof(float) + wires * EncodedBytes(spec, numel);
   };
   const auto encode = [&] { codecs.Encode(spec, shard); };
-  add("encode_ef", 3, 1, encode, [&] { a.floats.Put(); });
-  add("encode", 1, 1, [&] { codecs.Encode(spec, gradient, nullptr, a.wire.data()); });
-  add("decode", 1, 1, [&] { codecs.Decode(spec, a.wire.data(), {out.data(), numel}); });
-  add("decode_add", 2, 1, [&] { codecs.DecodeAdd(spec, a.wire.data(), out); });
+  table->AgainstCopy("encode_ef", moved(3, 1), encode, [&] { a.floats.Put(); });
+  table->AgainstCopy("encode", moved(1, 1),
+                     [&] { codecs.Encode(spec, gradient, nullptr, a.wire.data()); });
+  table->AgainstCopy("decode", moved(1, 1), [&] {
+    codecs.Decode(spec, a.wire.data(), {out.data(), numel});
+  });
+  table->AgainstCopy("decode_add", moved(2, 1),
+                     [&] { codecs.DecodeAdd(spec, a.wire.data(), out); });
   const std::vector<const uint8_t*> wires(kRanks, a.wire.data());
-  add("reduce8", 1, kRanks, [&] { codecs.SumEntries(spec, wires, 1.0f / kRanks, out); });
+  table->AgainstCopy("reduce8", moved(1, kRanks),
+                     [&] { codecs.SumEntries(spec, wires, 1.0f / kRanks, out); });
 }
 
 // A shard of `numel` elements in chunks, as many in a launch as fit: encoding and decoding against
 // copies of as many bytes, and encoding against that of one shard.
-void MeasureChunks(Device& device, DeviceStream& stream, KernelTimer& timer, const CodecSpec& spec,
-                   size_t numel, size_t chunk_bytes, std::vector<Result>* results) {
+void MeasureChunks(Device& device, DeviceStream& stream, const CodecSpec& spec, size_t numel,
+                   size_t chunk_bytes, Table* table) {
   const size_t chunk = chunk_bytes / sizeof(float), wire_bytes = EncodedBytes(spec, chunk);
   Arrays a(device, stream, spec, numel);
   Array<uint8_t> wires(device, stream, numel / chunk * wire_bytes);
@@ -293,34 +285,29 @@ void MeasureChunks(Device& device, DeviceStream& stream, KernelTimer& timer, con
     decoded.push_back({wire, {a.out.data() + at, chunk}});
   }
   const Backend& codecs = stream.backend();
-  const std::string suffix = absl::StrCat("/", spec.ToString(), "/", chunk_bytes);
-  const auto add = [&](const char* op, size_t floats, const std::function<void()>& kernel) {
-    const size_t moved = floats * numel * sizeof(float) + numel / chunk * wire_bytes;
-    results->push_back(
-        Measure(timer, absl::StrCat(op, suffix), moved, kernel, [&] { timer.Copy(moved / 2); }));
-  };
+  table->Begin(spec, chunk_bytes);
+  const size_t floats = numel * sizeof(float), codes = numel / chunk * wire_bytes;
   const auto encode = [&] { codecs.EncodeAll(spec, encoded); };
-  add("encode_chunks", 3, encode);
-  add("decode_chunks", 1, [&] { codecs.DecodeAll(spec, decoded); });
+  table->AgainstCopy("encode_chunks", 3 * floats + codes, encode);
+  table->AgainstCopy("decode_chunks", floats + codes, [&] { codecs.DecodeAll(spec, decoded); });
   if (spec.traits().widths()) return;  // one team plans a shard: chunks are faster
-  results->push_back(
-      Measure(timer, absl::StrCat("chunks_to_one", suffix),
-              3 * numel * sizeof(float) + EncodedBytes(spec, numel), encode, [&] {
-                codecs.Encode(spec, {a.gradient.data(), numel}, a.floats.data(), a.wire.data());
-              }));
+  const auto whole = [&] {
+    codecs.Encode(spec, {a.gradient.data(), numel}, a.floats.data(), a.wire.data());
+  };
+  table->Against(whole, "chunks_to_one", 3 * floats + EncodedBytes(spec, numel), encode);
 }
 
-void Print(const std::string& device, const std::vector<Result>& results) {
-  std::printf("{\n \"device\": \"%s\",\n \"benchmarks\": [\n", device.c_str());
-  for (size_t i = 0; i < results.size(); ++i) {
-    const Result& r = results[i];
+void Table::Print() const {
+  std::printf("{\n \"device\": \"%s\",\n \"benchmarks\": [\n", timer_.device().c_str());
+  for (size_t i = 0; i < results_.size(); ++i) {
+    const Result& r = results_[i];
     std::printf(
         "  {\"name\": \"%s\", \"milliseconds\": %.5f, \"twin_milliseconds\": %.5f, "
         "\"ratio_to_twin\": %.4f, \"spread\": [%.4f, %.4f], "
         "\"terabytes_per_second\": %.3f, \"twin_terabytes_per_second\": %.3f}%s\n",
         r.name.c_str(), r.milliseconds, r.twin, r.ratio, r.low, r.high,
         r.bytes / r.milliseconds * 1e-9, r.bytes / r.twin * 1e-9,
-        i + 1 < results.size() ? "," : "");
+        i + 1 < results_.size() ? "," : "");
   }
   std::printf(" ]\n}\n");
 }
@@ -377,7 +364,7 @@ int OnGpu(Task task) {
     Profile(**device, *stream);
     return 0;
   }
-  std::vector<Result> results;
+  Table table(**timer);
   for (const std::string& name : Specs()) {
     const char* const text = name.c_str();
     const CodecSpec spec = *CodecSpec::Parse(name);
@@ -388,16 +375,16 @@ int OnGpu(Task task) {
     }
     for (const size_t bytes : {size_t{64} << 20, size_t{512} << 20}) {
       const auto measure = spec.traits().entries() ? MeasureEntries : MeasureCodec;
-      measure(**device, *stream, **timer, spec, bytes / sizeof(float), &results);
+      measure(**device, *stream, spec, bytes / sizeof(float), &table);
     }
   }
   for (const char* const text : {"int8", "int4", "adaptive"}) {
     for (const size_t chunk_bytes : {size_t{1} << 20, size_t{4} << 20}) {
-      MeasureChunks(**device, *stream, **timer, *CodecSpec::Parse(text), size_t{64} << 20,
-                    chunk_bytes, &results);
+      MeasureChunks(**device, *stream, *CodecSpec::Parse(text), size_t{64} << 20, chunk_bytes,
+                    &table);
     }
   }
-  Print((*timer)->device(), results);
+  table.Print();
   return 0;
 }
 
@@ -410,7 +397,6 @@ int main(int argc, char** argv) {
   if (argc == 1) return thinwire::OnGpu(Task::kTime);
   if (option == "--device") return thinwire::OnGpu(Task::kName);
   if (option == "--profile") return thinwire::OnGpu(Task::kProfile);
-  if (option == "--host_only") return thinwire::CheckOnHost();
-  std::printf("usage: kernel_bench [--device | --profile | --host_only]\n");
+  std::printf("usage: kernel_bench [--device | --profile]\n");
   return option == "--help" ? 0 : 2;
 }

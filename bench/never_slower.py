@@ -39,31 +39,29 @@ COLUMNS = {
 }
 
 
-def cells(rows: Iterable[Row]) -> list[Row]:
-    """A row for each cell: auto's, with the fastest fixed ways and its speed over theirs."""
-    ways: dict[tuple[Any, ...], dict[str, Row]] = {}
-    for row in rows:
-        ways.setdefault(tuple(row[field] for field in FIELDS), {})[row["subject"]] = row
-    found = []
-    for way in ways.values():
-        auto = way.pop("auto")
-        best = min((name for name in way if name in TAKEN), key=lambda name: way[name]["ms"])
-        best_of_all = min(way, key=lambda name: way[name]["ms"])
-        found.append(auto | {
-            "best": best, "over_best": way[best]["ms"] / auto["ms"],
-            "best_of_all": best_of_all, "over_all": way[best_of_all]["ms"] / auto["ms"],
-        })  # fmt: skip
-    return found
-
-
-def cells_of(files: Iterable[Iterable[Row]]) -> list[Row]:
-    """The cells of several files' rows; of one that several have the last one counts."""
-    return [*{tuple(c[f] for f in FIELDS): c for rows in files for c in cells(rows)}.values()]
+def cells(files: Iterable[Iterable[Row]]) -> list[Row]:
+    """A row for each cell: auto's, with the fastest fixed ways and its speed over theirs. Of a cell
+    that several files' rows have the last one counts."""
+    found: dict[tuple[Any, ...], Row] = {}
+    for rows in files:
+        ways: dict[tuple[Any, ...], dict[str, Row]] = {}
+        for row in rows:
+            ways.setdefault(tuple(row[field] for field in FIELDS), {})[row["subject"]] = row
+        for cell, way in ways.items():
+            auto = way.pop("auto")
+            best = min((name for name in way if name in TAKEN), key=lambda name: way[name]["ms"])
+            best_of_all = min(way, key=lambda name: way[name]["ms"])
+            found[cell] = auto | {
+                "best": best, "over_best": way[best]["ms"] / auto["ms"],
+                "best_of_all": best_of_all, "over_all": way[best_of_all]["ms"] / auto["ms"],
+            }  # fmt: skip
+    return list(found.values())
 
 
 def counts(found: list[Row]) -> Row:
-    """Counts the cells. near: those within 5 % of the best codec that auto may take; taken: those
-    of the others that had taken it."""
+    """Counts the cells. kept: those at NEVER_SLOWER or above; proven: those below it with all of
+    their interval; near: those within 5 % of the best way that auto may take, near_all: of the
+    best of all; taken: those of the others that had taken that best way."""
     ratios = [cell["ratio"] for cell in found]
     far = [cell for cell in found if cell["over_best"] < NEAR_BEST]
     return {
@@ -75,15 +73,6 @@ def counts(found: list[Row]) -> Row:
         "taken": sum(cell.get("chosen") == cell["best"] for cell in far),
         "near_all": sum(cell["over_all"] >= NEAR_BEST for cell in found),
     }  # fmt: skip
-
-
-def summary(found: list[Row]) -> str:
-    return (
-        "{cells} cells. Over the uncompressed step: median {median:.2f}, least {least:.2f}; {kept} "
-        f"are at {NEVER_SLOWER} or above, and {{proven}} are below it with all of their interval. "
-        f"Within {1 - NEAR_BEST:.0%} of the best fixed way that auto may take: {{near}} (of the "
-        "others auto took that way in {taken}), of the best of all: {near_all}."
-    ).format_map(counts(found))
 
 
 def plot(found: list[Row], path: Path) -> None:
@@ -122,9 +111,9 @@ def main() -> int:
     parser.add_argument("results", type=Path, nargs="+", help="files of python -m bench map")
     parser.add_argument("--plot", type=Path, help="the picture")
     given = parser.parse_args()
-    found = cells_of(json.loads(path.read_text())["rows"] for path in given.results)
+    found = cells(json.loads(path.read_text())["rows"] for path in given.results)
     print(harness.table(found, COLUMNS))
-    print("\n" + summary(found))
+    print("\n" + harness.table([counts(found)]))
     if given.plot:
         plot(found, given.plot)
     return 0

@@ -20,7 +20,7 @@ from itertools import chain, groupby
 from operator import itemgetter
 
 from bench import harness, never_slower
-from bench.accuracy.report import spread, summarise
+from bench.accuracy.report import summarise
 from bench.figures import Column, Fields, Lines, Table, by, each, every, filled, named, own, same
 from bench.harness import Row
 
@@ -49,8 +49,6 @@ def accuracy(rows: list[Row]) -> list[Row]:
         row["subject"] = subjects.get(method, method)
         row["over"] = "DDP" if against == "fp32" else against
         row["fewer"] = statistics.mean(r["ratio"] for r in rows if r["method"] == method)
-        row["gain"] = "0" if method == against else spread(row["difference"], "+.2f")
-        row["pairs"], row["accuracy"] = len(row["difference"]), spread(row["accuracy"])
     return found
 
 
@@ -77,7 +75,7 @@ def map_counts(rows: list[Row]) -> Iterable[Row]:
     """A row for each machine."""
     for _, group in groupby(rows, lambda row: row["file"].split("/")[0]):
         files = (list(of_file) for _, of_file in groupby(group, itemgetter("file")))
-        cells = never_slower.cells_of(files)
+        cells = never_slower.cells(files)
         yield never_slower.counts(cells) | {
             "kinds": " and ".join(dict.fromkeys(cell["kind"].upper() for cell in cells)),
             "worlds": ", ".join(map(str, sorted({cell["world"] for cell in cells}))),

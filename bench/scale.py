@@ -21,6 +21,7 @@ import tempfile
 import threading
 import time
 from collections import defaultdict
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
@@ -98,24 +99,19 @@ def measure_one(ranks: int, size: int, chunk: int, codec: str, topology: str) ->
     }  # fmt: skip
 
 
+def settings() -> Iterator[tuple[int, int, int, str, str]]:
+    """Ranks, bytes, bytes of a chunk, codec and topology of all that is measured."""
+    chunks, every = (MIB // 2, MIB, 4 * MIB), (*CALIBRATED, *HELD_OUT)
+    yield from itertools.product(every, (4 * MIB, 16 * MIB), chunks, ("int4",), ("flat",))
+    yield from itertools.product((4, 6, 12, 16), (16 * MIB,), chunks[1:], ("int4",), ("grid",))
+    others = ("int8", "onebit:down=onebit")
+    yield from itertools.product(CALIBRATED, (16 * MIB,), chunks[1:], others, ("flat",))
+
+
 def measure(file: Path, rounds: int) -> None:
-    settings = [
-        (n, size, chunk, "int4", "flat")
-        for n in (*CALIBRATED, *HELD_OUT)
-        for size in (4 * MIB, 16 * MIB)
-        for chunk in (MIB // 2, MIB, 4 * MIB)
-    ]
-    both = (MIB, 4 * MIB)
-    settings += [(n, 16 * MIB, chunk, "int4", "grid") for n in (4, 6, 12, 16) for chunk in both]
-    settings += [
-        (n, 16 * MIB, chunk, codec, "flat")
-        for n in CALIBRATED
-        for codec in ("int8", "onebit:down=onebit")
-        for chunk in both
-    ]
     with file.open("w") as out:
         for _ in range(rounds):
-            for setting in settings:
+            for setting in settings():
                 print(json.dumps(measure_one(*setting)), file=out, flush=True)
 
 

@@ -16,6 +16,7 @@ import argparse
 import contextlib
 import importlib.util
 import os
+import re
 import statistics
 import sys
 import time
@@ -123,14 +124,8 @@ def torchfts(parameters: int) -> Iterator[Round]:
 
 def sent_bytes() -> int:
     """Of the rank's interface."""
-    name = os.environ["GLOO_SOCKET_IFNAME"]
-    return int(
-        next(
-            line.split(":")[1].split()[8]
-            for line in Path("/proc/net/dev").read_text().splitlines()
-            if line.strip().startswith(f"{name}:")
-        )
-    )
+    line = rf"{os.environ['GLOO_SOCKET_IFNAME']}:(?:\s*\d+){{8}}\s+(\d+)"
+    return int(re.search(line, Path("/proc/net/dev").read_text())[1])
 
 
 def start_together() -> None:
@@ -158,17 +153,12 @@ def measure(parameters: int, rounds: int) -> list[harness.Row]:
                 prepare()
                 took[name].append(timed_round(exchange))
     others = dist.get_world_size() - 1
-    rows = []
-    for name in subjects:
-        spec = CODECS.get(name)
-        # torchft's ring sends twice the part that others own.
-        formula = (
-            others * LAYERS * encoded_bytes(spec, numel // LAYERS)
-            if spec
-            else (2 * others / (others + 1) * 4 * numel)
-        )
-        rows.append(row_of(name, took[name][1:], formula))  # the first one connects
-    return rows
+    # torchft's ring sends twice the part that others own.
+    formulas = {"torchft fp32": 2 * others / (others + 1) * 4 * numel} | {
+        name: others * LAYERS * encoded_bytes(codec, numel // LAYERS)
+        for name, codec in CODECS.items()
+    }
+    return [row_of(name, took[name][1:], formulas[name]) for name in subjects]  # after connecting
 
 
 def timed_round(exchange: Callable[[], None]) -> tuple[float, int]:

@@ -33,6 +33,7 @@ import random
 import signal
 import statistics
 import time
+import timeit
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -112,7 +113,15 @@ def be_member(specs: Sequence[Spec], rows: Callable[[list[Any]], Any]) -> int:
 
     role, world = launch.store_role(), os.environ["WORLD_SIZE"]
     if role.role == "server":
-        return _serve(specs)
+        import thinwire.kvstore  # noqa: F401 - each store's process is forked with it and torch
+
+        context = multiprocessing.get_context("fork")
+        served = [context.Process(target=_serve, args=each) for each in enumerate(specs)]
+        for process in served:
+            process.start()
+        for process in served:
+            process.join()
+        return max(abs(process.exitcode) for process in served)
 
     def with_stores() -> Any:
         os.environ["WORLD_SIZE"] = world
@@ -124,22 +133,7 @@ def be_member(specs: Sequence[Spec], rows: Callable[[list[Any]], Any]) -> int:
     return harness.be_rank(with_stores)
 
 
-def _serve(specs: Sequence[Spec]) -> int:
-    """A process for each store, forked off one that has imported torch."""
-    import thinwire.kvstore  # noqa: F401
-
-    context = multiprocessing.get_context("fork")
-    processes = [
-        context.Process(target=_serve_one, args=(spec, place)) for place, spec in enumerate(specs)
-    ]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join()
-    return max(abs(process.exitcode) for process in processes)
-
-
-def _serve_one(spec: Spec, place: int) -> None:
+def _serve(place: int, spec: Spec) -> None:
     from thinwire import kvstore
 
     ctypes.CDLL(None).prctl(lab.PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -151,58 +145,48 @@ def _serve_one(spec: Spec, place: int) -> None:
 # Workers measure these with their stores.
 
 
+def _gradients(seed: int) -> list[Any]:
+    import torch
+
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(ELEMENTS // KEYS, generator=generator) for _ in range(KEYS)]
+
+
 @contextlib.contextmanager
 def exchange_by_store(store: Any) -> Iterator[Turn]:
     """Every step pushes gradients and pulls values, and waits for them."""
-    import torch
-
-    generator = torch.Generator().manual_seed(store.rank)
-    gradients = [torch.randn(ELEMENTS // KEYS, generator=generator) for _ in range(KEYS)]
-    values = [torch.zeros(ELEMENTS // KEYS) for _ in range(KEYS)]
+    gradients = _gradients(store.rank)
+    values = [gradient.new_zeros(gradient.shape) for gradient in gradients]
     store.init(range(KEYS), values)
     store.set_optimizer("sgd", learning_rate=0.01, rescale_grad=1 / store.num_workers)
 
     def step() -> None:
-        for key in range(KEYS):
-            store.pushpull(key, gradients[key], out=values[key], priority=-key)
+        for key, (gradient, value) in enumerate(zip(gradients, values, strict=True)):
+            store.pushpull(key, gradient, out=value, priority=-key)
         store.wait()
 
-    yield functools.partial(_timed, step)
+    yield lambda steps: timeit.repeat(step, number=1, repeat=steps)
 
 
 @contextlib.contextmanager
 def exchange_by_allreduce(codec: str) -> Iterator[Turn]:
     """As many elements, by thinwire's own allreduce."""
-    import torch
     import torch.distributed as dist
     from thinwire import torch as tw
 
-    generator = torch.Generator().manual_seed(dist.get_rank())
-    tensors = [torch.randn(ELEMENTS // KEYS, generator=generator) for _ in range(KEYS)]
-    sums = [torch.empty_like(tensor) for tensor in tensors]
+    gradients = _gradients(dist.get_rank())
+    sums = [gradient.clone() for gradient in gradients]
+
+    def start(key: int) -> Any:
+        total = sums[key].copy_(gradients[key])
+        name = f"{codec} {key}"
+        return tw.all_reduce(total, dist.ReduceOp.AVG, async_op=True, codec=codec, name=name)
 
     def step() -> None:
-        works = []
-        for key, (tensor, total) in enumerate(zip(tensors, sums, strict=True)):
-            total.copy_(tensor)
-            works.append(
-                tw.all_reduce(
-                    total, dist.ReduceOp.AVG, async_op=True, codec=codec, name=f"{codec} {key}"
-                )
-            )
-        for work in works:
+        for work in [start(key) for key in range(KEYS)]:
             work.wait()
 
-    yield functools.partial(_timed, step)
-
-
-def _timed(step: Callable[[], None], steps: int) -> list[float]:
-    found = []
-    for _ in range(steps):
-        start = time.perf_counter()
-        step()
-        found.append(time.perf_counter() - start)
-    return found
+    yield lambda steps: timeit.repeat(step, number=1, repeat=steps)
 
 
 def formula_rows(arguments: argparse.Namespace, stores: list[Any]) -> list[Row]:
@@ -214,14 +198,16 @@ def formula_rows(arguments: argparse.Namespace, stores: list[Any]) -> list[Row]:
     return found
 
 
-def computing_s() -> float:
-    """Seconds of a step's two passes: those of the wire bytes of int4 on LINK."""
+def forward_s() -> dict[str, float]:
+    """Seconds of each layer's forward pass, half of its backward pass's: a step computes for as
+    long as the wire bytes of int4 take on LINK."""
     from thinwire.codec import encoded_bytes
 
-    elements = sum(numel for numel, _ in LAYERS.values())
+    elements, shares = map(sum, zip(*LAYERS.values(), strict=True))
     workers, servers = ORDER_PLACE
     wire = encoded_bytes("int4", elements) * max(1.0, workers / servers)
-    return 8 * wire / lab.bits_per_second(LINK)
+    step_s = 8 * wire / lab.bits_per_second(LINK)
+    return {layer: step_s * share / shares / 3 for layer, (_, share) in LAYERS.items()}
 
 
 @contextlib.contextmanager
@@ -231,8 +217,7 @@ def order(name: str, stores: Mapping[bool, Any] | None) -> Iterator[Turn]:
     exchange at all. The keys of one store serve all its orders."""
     import torch
 
-    all_ = sum(share for _, share in LAYERS.values())
-    seconds = {layer: computing_s() * share / all_ for layer, (_, share) in LAYERS.items()}
+    seconds = forward_s()
     store = None if stores is None else stores[name == "mxnet"]
     values = {layer: torch.zeros(numel) for layer, (numel, _) in LAYERS.items()}
     gradients = {layer: torch.randn(numel) for layer, (numel, _) in LAYERS.items()}
@@ -251,9 +236,9 @@ def order(name: str, stores: Mapping[bool, Any] | None) -> Iterator[Turn]:
             for layer in LAYERS:
                 if store is not None:
                     store.wait(layer)
-                time.sleep(seconds[layer] / 3)
+                time.sleep(seconds[layer])
             for number, layer in reversed(list(enumerate(LAYERS))):
-                time.sleep(seconds[layer] * 2 / 3)
+                time.sleep(2 * seconds[layer])
                 if store is not None:
                     exchange(number, layer)
         if store is not None:
@@ -332,11 +317,7 @@ def straggler_rows(arguments: argparse.Namespace, stores: list[Any]) -> list[Row
 def simulated_orders() -> Iterator[Row]:
     """For each codec its orders. bound: the most that an order can have over the simulated fifo."""
     workers, servers = ORDER_PLACE
-    all_ = sum(share for _, share in LAYERS.values())
-    layers = " ".join(
-        f"{numel} {computing_s() * share / all_ / 3} {computing_s() * share / all_ * 2 / 3}"
-        for numel, share in LAYERS.values()
-    )
+    layers = " ".join(f"{LAYERS[layer][0]} {s} {2 * s}" for layer, s in forward_s().items())
     rate = lab.bits_per_second(LINK) / 8
     for codec in reversed(CODECS):
         fifo = 0.0

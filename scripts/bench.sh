@@ -17,5 +17,5 @@ for kind in allreduce latency ddp fsdp2 priority; do
   echo "$kind"
   bench "$kind"
 done
-build/bench/sched_bench --out build/bench/sched.json
+.venv/bin/python -m bench.sched_bench
 bench store --parts simulated --out build/bench/store-simulated.json

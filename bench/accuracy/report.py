@@ -10,16 +10,18 @@ from bench import harness
 from bench.harness import Row
 
 BASELINE = "fp32"
+FORMS = {"accuracy": ".2f", "loss": ".4f", "train_loss": ".4f"}
 COLUMNS = {
     "task": "{task}",
     "method": "{method}",
     "rate": "{rate:g}",
     "fewer bytes": "{ratio:.1f} x",
     "seeds": "{seeds}",
-    "test accuracy, %": "{of_test}",
-    "minus fp32 (or another method), paired": "{minus}",
-    "test loss": "{of_loss}",
-    "training loss": "{of_training}",
+    "test accuracy, %": "{accuracy}",
+    "difference, paired": "{gain}",
+    "over": "{against}",
+    "test loss": "{loss}",
+    "training loss": "{train_loss}",
 }
 
 
@@ -40,68 +42,37 @@ def spread(values: list[float], form: str = ".2f") -> str:
 
 
 def summarise(rows: list[Row]) -> list[Row]:
-    """One row for each task and method, in the order of their first run, with the fields of that:
-    lists of all seeds, and differences of pairs with one seed."""
+    """One row for each task and method, in the order of their first run, with the fields of that.
+    accuracy, loss, train_loss: over all seeds; gain: accuracy over that of `against`, over the
+    `pairs` of runs with one seed."""
     by_key = {(row["task"], row["method"], row["seed"]): row for row in rows}
     summary = []
     for task, method in dict.fromkeys((row["task"], row["method"]) for row in rows):
         runs = [row for row in rows if (row["task"], row["method"]) == (task, method)]
         against = runs[0].get("against", BASELINE)
         pairs = [(run, by_key.get((task, against, run["seed"]))) for run in runs]
-        accuracy = [run["accuracy"] for run in runs]
+        gains = [run["accuracy"] - base["accuracy"] for run, base in pairs if base]
         summary.append(runs[0] | {
-            "against": against, "seeds": len(runs), "accuracy": accuracy,
-            "difference": [run["accuracy"] - base["accuracy"] for run, base in pairs if base],
+            "against": against, "seeds": len(runs), "pairs": len(gains),
+            "gain": "0" if method == against else spread(gains, "+.2f"),
             "ratio": statistics.mean(run["ratio"] for run in runs),
+        } | {
+            field: spread([run[field] for run in runs], form)
+            for field, form in FORMS.items() if field in runs[0]
         })  # fmt: skip
     return summary
 
 
 def table(rows: list[Row]) -> str:
     """Markdown."""
-    found = summarise(rows)
-    for row in found:
-        mine = [r for r in rows if (r["task"], r["method"]) == (row["task"], row["method"])]
-        other = "" if row["against"] == BASELINE else f" ({row['against']})"
-        minus = "" if row["method"] == row["against"] else spread(row["difference"])
-        row |= {
-            "of_test": spread(row["accuracy"]), "minus": minus and minus + other,
-            "of_loss": spread([r["loss"] for r in mine], ".4f"),
-            "of_training": spread([r["train_loss"] for r in mine], ".4f"),
-        }  # fmt: skip
-    return harness.table(found, COLUMNS)
-
-
-def pooled(rows: list[Row]) -> str:
-    """A line a method: its paired differences on all tasks together."""
-    differences: dict[str, list[float]] = {}
-    for row in summarise(rows):
-        if row["method"] != row["against"]:
-            differences.setdefault(row["method"], []).extend(row["difference"])
-    body = [
-        [name, spread(points), str(len(points))] for name, points in differences.items() if points
-    ]
-    return harness.markdown(["method", "minus fp32, all tasks", "pairs"], body)
-
-
-def choices_table(choices: list[Row]) -> str:
-    """Which rates were tried, with their accuracy on the validation split."""
-    body = []
-    for choice in choices:
-        tried = sorted(choice["validation"].items(), key=lambda pair: float(pair[0]))
-        tried += choice.get("outers", {}).items()
-        scores = ", ".join(f"{rate}: {accuracy:.2f}" for rate, accuracy in tried)
-        body.append([choice["task"], choice["method"], scores])
-    return harness.markdown(["task", "method", "accuracy by rate, %"], body)
+    return harness.table(summarise(rows), COLUMNS)
 
 
 def write_report(folder: Path, rows: list[Row], choices: list[Row]) -> None:
-    """Writes and prints all of it. choices: scores of the rates that were tried."""
+    """Writes and prints the table. choices: scores of the rates that were tried, for the file."""
     seeds = len({row["seed"] for row in rows})
     text = (
         f"{rows[0]['workers']} workers, up to {seeds} paired seeds. Mean ± standard error; fewer "
-        f"bytes than a ring allreduce of fp32.\n\n{table(rows)}\n\n{pooled(rows)}\n\n"
-        "## Learning rates\n\nChosen on a validation split, with seeds of their own.\n\n"
-        f"{choices_table(choices)}"
+        f"bytes than a ring allreduce of fp32.\n\n{table(rows)}"
     )
     harness.report(folder, "accuracy", "Accuracy", rows, text, choices=choices)

@@ -19,7 +19,7 @@ from thinwire.torch.group import Group, count_user
 from thinwire.torch.sites.meeting import Epoch
 
 from bench.accuracy.tasks import Task, evaluate, loss_of
-from bench.accuracy.training import Curve, make_optimizers, row_of
+from bench.accuracy.training import make_optimizers, row_of
 
 Outer = tuple[float, float]  # rate and Nesterov momentum of the outer SGD
 AVERAGE: tuple[Outer, ...] = ((1.0, 0.0),)
@@ -198,13 +198,13 @@ def train(task: Task, method: RoundMethod, outer: Outer, seed: int, workers: int
         _Member(task, method, outer, part, seed, rank, _Members(rank, workers, key, store))
         for rank, part in enumerate(parts)
     ]
-    curve = Curve(task.steps)
+    losses = []
     with ThreadPoolExecutor(workers) as pool, contextlib.ExitStack() as stack:
         list(pool.map(lambda one: one.diloco.__enter__(), members))
         stack.callback(lambda: list(pool.map(lambda one: one.diloco.close(), members)))
         anchor = members[0].values()
         for step in range(1, task.steps + 1):
-            curve.add(statistics.mean(one.step() for one in members))
+            losses.append(statistics.mean(one.step() for one in members))
             if step % method.local_steps == 0 or step == task.steps:
                 if method.attack not in (None, "absent"):
                     _poison(method.attack, members, anchor, 100_000 * seed + step)
@@ -221,6 +221,6 @@ def train(task: Task, method: RoundMethod, outer: Outer, seed: int, workers: int
     plain = task.steps * 2 * (workers - 1) / workers * 4 * anchor.numel()
     return row_of(
         task, method, seed=seed, split=split, workers=workers, ratio=plain / sent,
-        judged=evaluate(members[0].model, getattr(task.data, split)()), curve=curve.points,
+        judged=evaluate(members[0].model, getattr(task.data, split)()), losses=losses,
         seconds=time.monotonic() - start, against=method.against, outer=outer,
     )  # fmt: skip

@@ -85,7 +85,7 @@ class Run:
             special = {"outer": list(self.outer), "dirichlet": task.dirichlet}
             return common | special | TWICE_CHOSEN[self.method].recipe()
         chosen = METHODS[self.method]
-        special = {key: 1 for key in ("delay", "bf16", "exact_1d") if getattr(chosen, key)}
+        special = {"bf16": 1} if chosen.bf16 else {}
         if task.warmup:
             special["warmup"] = task.warmup
         if self.device != "cpu":

@@ -13,7 +13,7 @@ from typing import Any
 
 from bench import harness, lab
 from bench.accuracy.tasks import TASKS, Task, evaluate, loss_of
-from bench.accuracy.training import Curve, batches, row_of
+from bench.accuracy.training import batches, row_of
 
 _PHASES = 20  # of the rate: all workers wait for one another where it changes
 _TIMEOUT_S, _RUN_S = 120.0, 86400.0  # of each wait, and of a run
@@ -79,7 +79,7 @@ def _work(task: Task, method: StoreMethod, momentum: float, seed: int, split: st
         timeout_s=_TIMEOUT_S,
     )
     store = served.store
-    curve = Curve(task.steps)
+    losses = []
     phase = max(1, task.steps // _PHASES)
     for step, rows in enumerate(batches(task, store.num_workers, seed)):
         if step % phase == 0:
@@ -88,13 +88,13 @@ def _work(task: Task, method: StoreMethod, momentum: float, seed: int, split: st
         loss = loss_of(model, task.data.batch(rows[store.rank]))
         loss.backward()
         served.step()
-        curve.add(loss.item())
+        losses.append(loss.item())
     served.wait()
     store.barrier()
     store.pull(list(parameters), [p.data for p in parameters.values()])
     if store.rank == 0:
         judged = evaluate(model, getattr(task.data, split)())
-        harness.hand_over({"judged": judged, "curve": curve.points})
+        harness.hand_over({"judged": judged, "losses": losses})
     served.close()
 
 

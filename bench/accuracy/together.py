@@ -19,7 +19,7 @@ from torch.nn.functional import cross_entropy, pad
 
 from bench.accuracy.batched_codecs import through
 from bench.accuracy.tasks import CharLM, Task
-from bench.accuracy.training import POINTS, Method, batches, is_muons, row_of, spec_of, warm_up_of
+from bench.accuracy.training import Method, batches, is_muons, row_of, spec_of, warm_up_of
 from bench.accuracy.two_hop import BLOCK, TwoHop
 
 _WARM_UP = 3  # steps before a graph is captured: allocations and choices of kernels are made
@@ -35,7 +35,7 @@ class Trial:
 
 
 def can_train(method: Method) -> bool:
-    return not (method.delay or method.owns_momentum)
+    return not method.owns_momentum
 
 
 class _Cells(nn.Module):
@@ -200,14 +200,9 @@ class _Together:
             self._model.lstm = _Cells(self._model.lstm)
         self._model.to(device)
         self._optimizer = Optimizer(task, named, device)
-        self._taken = None
-        if method.exact_1d:
-            flags = torch.cat([torch.full((p.numel(),), p.dim() > 1) for p in named.values()])
-            self._taken = flags.nonzero().flatten().to(device)
-        numel = self.parameters.shape[1] if self._taken is None else len(self._taken)
-        self.group = ManyTwoHop(
-            workers, numel, spec_of(method, task), method.feedback, warm_up_of(method, task)
-        )
+        warm_up = warm_up_of(method, task)
+        numel = self.parameters.shape[1]
+        self.group = ManyTwoHop(workers, numel, spec_of(method, task), method.feedback, warm_up)
         self._rate = torch.tensor([[trial.rate] for trial in trials], device=device)
         # A step reads rows and factor, and writes losses.
         self.rows = torch.zeros(
@@ -235,13 +230,7 @@ class _Together:
         flat = torch.cat([gradients[name].flatten(2) for name in self._shapes], 2)
         if self._method.bf16:
             flat = flat.bfloat16().float()
-        if self._taken is None:
-            mean = self.group.all_reduce(flat)
-        else:
-            mean = flat.mean(1)
-            mean.index_copy_(
-                1, self._taken, self.group.all_reduce(flat.index_select(2, self._taken))
-            )
+        mean = self.group.all_reduce(flat)
         self._optimizer.step(self.parameters, mean, self._rate * self.factor)
         self.losses.copy_(losses.mean(1))
 
@@ -298,18 +287,14 @@ def train_together(
         losses[number].copy_(runs.losses)
     runs.group.steps = task.steps
     stats = runs.group.stats()
-    ends = [-(-(point + 1) * task.steps // POINTS) for point in range(POINTS)]
-    begins = [0, *ends[:-1]]
-    means = torch.stack([losses[a:b].mean(0) for a, b in zip(begins, ends, strict=True)])
     judged = {split: runs.evaluate(split) for split in sorted({t.split for t in trials})}
-    found = []
+    found, by_trial = [], losses.T.tolist()
     for place, trial in enumerate(trials):
         accuracies, losses_of = judged[trial.split]
-        curve = [(e, round(m, 4)) for e, m in zip(ends, means[:, place].tolist(), strict=True)]
         found.append(row_of(
             task, method, seed=trial.seed, split=trial.split, workers=workers, rate=trial.rate,
-            codec=runs.group.codec(), judged=(accuracies[place], losses_of[place]), curve=curve,
-            ratio=stats["raw_bytes"] / stats["wire_bytes"],
+            codec=runs.group.codec(), judged=(accuracies[place], losses_of[place]),
+            losses=by_trial[place], ratio=stats["raw_bytes"] / stats["wire_bytes"],
             seconds=(time.monotonic() - start) / len(trials),
         ))  # fmt: skip
     return found

@@ -2,36 +2,32 @@
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import thinwire
 import torch
-from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from bench.accuracy.tasks import Task, evaluate, loss_of
-from bench.accuracy.two_hop import ExactRest, Exchange, TwoHop, Workers
+from bench.accuracy.two_hop import TwoHop, Workers
 
 POINTS = 40  # of a learning curve
 
 
 @dataclass(frozen=True)
 class Method:
-    """A way of exchanging gradients. owns_momentum: the group holds it, not the optimizer. delay:
-    of one step, after a tenth of the run, in which workers move their weights by the optimizer's
-    step with their own gradient, as compress(..., delay=1) does. bf16: gradients are rounded to it
-    before, as mixed precision does. exact_1d: norms and biases are exchanged in fp32. warm_up: the
-    part of the run that goes in int8 before the codec takes over."""
+    """A way of exchanging gradients. owns_momentum: the group holds it, not the optimizer. bf16:
+    gradients are rounded to it before, as mixed precision does. warm_up: the part of the run that
+    goes in int8 before the codec takes over."""
 
     name: str
     codec: str
     feedback: bool = True
     owns_momentum: bool = False
-    delay: bool = False
     bf16: bool = False
-    exact_1d: bool = False
     warm_up: float = 0.0
 
 
@@ -50,40 +46,27 @@ METHODS = {
         Method("adaptive 0.5", "adaptive:bits=0.5"),
         Method("onebit", "onebit", owns_momentum=True),
         Method("onebit both ways", "onebit:down=onebit", owns_momentum=True),
-        Method("fp32 delay 1", "fp32", delay=True),
-        Method("int4 delay 1", "int4", delay=True),
         Method("topk 1 %", "topk:density=0.01,warmup={warmup},masking=0", owns_momentum=True),
         Method("topk 0.1 % DGC", "topk:density=0.001,warmup={warmup}", owns_momentum=True),
     )
 }
 # The drift of a long run, by what is exchanged and how (drift.py).
 DRIFTING = tuple(
-    Method(
-        name + (" bf16 gradients" if bf16 else "") + (" exact 1-d" if exact_1d else ""),
-        codec, feedback="without" not in name, bf16=bf16, exact_1d=exact_1d,
-    )
-    for bf16 in (False, True)
+    Method(name + suffix, codec, feedback="without" not in name, bf16=bool(suffix))
+    for suffix in ("", " bf16 gradients")
     for name, codec in (
         ("fp32", "fp32"), ("int8", "int8"), ("int8 without feedback", "int8"), ("int4", "int4"),
         ("int4 without feedback", "int4"), ("adaptive 2", "adaptive"),
         ("adaptive 2 without feedback", "adaptive"),
     )
-    for exact_1d in (False, True)
-    if not (exact_1d and codec == "fp32")
 )  # fmt: skip
-# Ways to lose less than int4 does, for its bytes or a few more.
-FINER = (
-    Method("adaptive 4", "adaptive:bits=4"),
-    Method("int4 block 128", "int4:block=128"),
-    Method("int4 down int8", "int4:down=int8"),
-)
 # int8 while the loss falls fast, and then fewer bits.
 WARMED = (
     Method("int4 after int8", "int4", warm_up=0.3),
     Method("adaptive 2 after int8", "adaptive", warm_up=0.3),
 )
 NAMED = tuple(METHODS)  # those of the main table
-METHODS |= {method.name: method for method in DRIFTING + FINER + WARMED}
+METHODS |= {method.name: method for method in DRIFTING + WARMED}
 
 
 def spec_of(method: Method, task: Task) -> str:
@@ -96,21 +79,10 @@ def warm_up_of(method: Method, task: Task) -> int:
     return round(method.warm_up * task.steps)
 
 
-class Curve:
-    """Training losses over a run: the means of POINTS parts of its steps."""
-
-    def __init__(self, steps: int) -> None:
-        self.points: list[tuple[int, float]] = []
-        self._steps, self._step, self._recent = steps, 0, []
-
-    def add(self, loss: float) -> None:
-        """The next step's."""
-        before = self._step * POINTS // self._steps
-        self._step += 1
-        self._recent.append(loss)
-        if self._step * POINTS // self._steps != before:
-            self.points.append((self._step, round(sum(self._recent) / len(self._recent), 4)))
-            self._recent = []
+def curve_of(losses: Sequence[float]) -> list[tuple[int, float]]:
+    """A run's training losses by step, as the means of POINTS parts, each with its last step."""
+    ends = sorted({-(-part * len(losses) // POINTS) for part in range(POINTS + 1)})
+    return [(b, round(sum(losses[a:b]) / (b - a), 4)) for a, b in itertools.pairwise(ends)]
 
 
 def row_of(
@@ -121,14 +93,14 @@ def row_of(
     split: str,
     workers: int,
     judged: tuple[float, float],
-    curve: list[tuple[int, float]],
+    losses: Sequence[float],
     ratio: float,
     seconds: float,
     **more: Any,
 ) -> dict[str, Any]:
-    """A run's row. judged: accuracy and loss; ratio: bytes of fp32 over those sent. more: further
-    fields, or others in place of the task's and the method's."""
-    accuracy, loss = judged
+    """A run's row. judged: accuracy and loss; losses: of training, by step; ratio: bytes of fp32
+    over those sent. more: further fields, or others in place of the task's and the method's."""
+    (accuracy, loss), curve = judged, curve_of(losses)
     return {
         "task": task.name, "method": method.name, "codec": method.codec, "rate": task.rate,
         "seed": seed, "split": split, "workers": workers, "steps": task.steps,
@@ -164,48 +136,13 @@ def gradients_of(
     return flat, sum(losses) / len(losses)
 
 
-class Displaced:
-    """Workers' own weights under a delay: the common ones, moved by their last gradient."""
-
-    def __init__(self, task: Task, model: torch.nn.Module) -> None:
-        self._task, self._model = task, model
-        self._steps: list[torch.Tensor] = []  # by worker: what its weights are off by
-
-    def gradients(self, rows: list[torch.Tensor]) -> tuple[list[torch.Tensor], float]:
-        if not self._steps:
-            return gradients_of(self._task, self._model, rows)
-        parameters = list(self._model.parameters())
-        common = parameters_to_vector(parameters).detach()
-        flat, losses = [], []
-        for part, step in zip(rows, self._steps, strict=True):
-            vector_to_parameters(common + step, parameters)
-            own, loss = gradients_of(self._task, self._model, [part])
-            flat += own
-            losses.append(loss)
-        vector_to_parameters(common, parameters)
-        return flat, sum(losses) / len(losses)
-
-    def move(self, gradients: list[torch.Tensor], sgd: torch.optim.SGD) -> None:
-        group = sgd.param_groups[0]
-        steps = gradients
-        buffers = [sgd.state[p].get("momentum_buffer") for p in self._model.parameters()]
-        if buffers[0] is not None:
-            velocity = torch.cat([buffer.flatten() for buffer in buffers])
-            steps = [gradient.add(velocity, alpha=group["momentum"]) for gradient in gradients]
-        self._steps = [-group["lr"] * step for step in steps]
-
-
 def open_group(
     method: Method, task: Task, parameters: dict[str, torch.Tensor], workers: int, momentum: float
-) -> Exchange:
+) -> TwoHop | Workers:
     """The exchange between the workers: the engine's own where it is not two hops."""
     spec = spec_of(method, task)
     if thinwire.codec_info(spec).entries:
         return Workers(workers, parameters, spec, momentum, method.feedback)
-    if method.exact_1d:
-        taken = torch.cat([torch.full((p.numel(),), p.dim() > 1) for p in parameters.values()])
-        numel = int(taken.sum())
-        return ExactRest(TwoHop(workers, numel, spec, momentum, method.feedback), taken)
     numel = sum(p.numel() for p in parameters.values())
     return TwoHop(workers, numel, spec, momentum, method.feedback, warm_up_of(method, task))
 
@@ -240,35 +177,22 @@ def train(task: Task, method: Method, seed: int, workers: int, split: str) -> di
     schedules = [torch.optim.lr_scheduler.LambdaLR(o, task.rate_factor) for o in optimizers]
     sizes = [p.numel() for p in parameters.values()]
 
-    def apply(mean: torch.Tensor) -> None:
+    losses, start = [], time.monotonic()
+    for rows in batches(task, workers, seed):
+        flat, loss = gradients_of(task, model, rows)
+        losses.append(loss)
+        if method.bf16:
+            flat = [gradient.bfloat16().float() for gradient in flat]
+        mean = group.all_reduce(flat)
         for p, g in zip(parameters.values(), mean.split(sizes), strict=True):
             p.grad = g.view_as(p)
         for optimizer, schedule in zip(optimizers, schedules, strict=True):
             optimizer.step()
             schedule.step()
-
-    displaced, late = Displaced(task, model), None
-    curve, start = Curve(task.steps), time.monotonic()
-    for step, rows in enumerate(batches(task, workers, seed), 1):
-        flat, loss = displaced.gradients(rows)
-        if method.bf16:
-            flat = [gradient.bfloat16().float() for gradient in flat]
-        own = [gradient.clone() for gradient in flat] if method.delay else []
-        mean = group.all_reduce(flat)
-        if late is not None:
-            apply(late)
-        if method.delay and step > task.steps // 10:
-            late = mean.clone()
-            displaced.move(own, optimizers[0])
-        else:
-            apply(mean)
-        curve.add(loss)
-    if late is not None:
-        apply(late)
     stats, codec = group.stats(), group.codec()
     group.close()
     return row_of(
-        task, method, seed=seed, split=split, workers=workers, codec=codec, curve=curve.points,
+        task, method, seed=seed, split=split, workers=workers, codec=codec, losses=losses,
         judged=evaluate(model, getattr(task.data, split)()),
         ratio=stats["raw_bytes"] / stats["wire_bytes"], seconds=time.monotonic() - start,
     )  # fmt: skip

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Protocol
+from typing import Any
 
 import thinwire
 import torch
@@ -20,15 +20,6 @@ from thinwire.config import Config
 BLOCK = 256  # shards are whole blocks
 _CHECK_EVERY = 25  # steps between comparisons of all ranks' results
 _serial = itertools.count()
-
-
-class Exchange(Protocol):
-    """A group's allreduce."""
-
-    def all_reduce(self, gradients: list[torch.Tensor]) -> torch.Tensor: ...
-    def stats(self) -> dict[str, Any]: ...
-    def codec(self) -> str: ...
-    def close(self) -> None: ...
 
 
 class TwoHop:
@@ -105,28 +96,6 @@ class TwoHop:
 
     def close(self) -> None:
         pass
-
-
-class ExactRest:
-    """An exchange that takes the elements of some places only; the others' mean is exact."""
-
-    def __init__(self, inner: TwoHop, taken: torch.Tensor) -> None:
-        """taken: a flag for each element."""
-        self._inner, self._taken = inner, taken
-
-    def all_reduce(self, gradients: list[torch.Tensor]) -> torch.Tensor:
-        mean = torch.stack(gradients).mean(0)
-        mean[self._taken] = self._inner.all_reduce([g[self._taken] for g in gradients])
-        return mean
-
-    def stats(self) -> dict[str, Any]:
-        return self._inner.stats()
-
-    def codec(self) -> str:
-        return self._inner.codec()
-
-    def close(self) -> None:
-        self._inner.close()
 
 
 class Workers:

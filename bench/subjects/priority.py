@@ -22,16 +22,9 @@ from torch import nn
 from bench.harness import Turn
 from bench.subjects.steps import shard
 
-ALONE = "alone"  # in place of an order: no exchange at all
-FSDP2 = "fsdp2"  # likewise: reshard_after_forward=False, both halves compressed
-ORDERS = {  # policy, and whether the order is predicted
-    "fifo": ("fifo", False),
-    "wfbp": ("wfbp", False),
-    "p3": ("p3", False),
-    "p3 planned": ("p3", True),
-}
 TURN = 24  # steps: the wait for the last exchange, which overlaps with nothing, hardly counts
 WARM_UP, BATCH, CLASSES = 2, 40, 10
+CODEC = "int4"
 OPTIONS = {"chunk_bytes": 1 << 20, "lanes": 4, "timeout_s": 120.0}
 
 
@@ -58,18 +51,19 @@ def batch_of(step: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @contextlib.contextmanager
-def order(name: str, codec: str = "int4") -> Iterator[Turn]:
-    """One of ORDERS, ALONE or FSDP2. A turn's steps have its mean, with the last exchange waited
-    for."""
+def order(name: str) -> Iterator[Turn]:
+    """One of "fifo", "wfbp", "p3" and "p3 planned"; "fsdp2": reshard_after_forward=False, with both
+    halves compressed; or "alone": no exchange at all. A turn's steps have its mean, with the last
+    exchange waited for."""
     from thinwire.torch import compress
 
     net, compression, step = make_model(), None, 0
-    sharded = _shard(net, codec) if name == FSDP2 else None
+    sharded = _shard(net) if name == "fsdp2" else None
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9)
-    if name in ORDERS:
-        policy, planned = ORDERS[name]
-        settings: Any = OPTIONS | {"policy": policy, "planned": planned}
-        compression = compress(net, codec, optimizer=optimizer, **settings)
+    if name not in ("fsdp2", "alone"):
+        policy, _, planned = name.partition(" ")
+        settings: Any = OPTIONS | {"policy": policy, "planned": bool(planned)}
+        compression = compress(net, CODEC, optimizer=optimizer, **settings)
 
     def turn(steps: int) -> list[float]:
         nonlocal step
@@ -91,7 +85,7 @@ def order(name: str, codec: str = "int4") -> Iterator[Turn]:
             each.close()
 
 
-def _shard(net: nn.Module, codec: str) -> Any:
+def _shard(net: nn.Module) -> Any:
     """Gives a model to FSDP2, and compresses its reduce-scatters and gathers."""
     from thinwire.torch import compress
     from torch.distributed.device_mesh import init_device_mesh
@@ -99,4 +93,4 @@ def _shard(net: nn.Module, codec: str) -> Any:
     layers = [layer for layer in net.children() if any(True for _ in layer.parameters())]
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     shard(net, layers, mesh, reshard_after_forward=False)
-    return compress(net, codec, gather=codec)
+    return compress(net, CODEC, gather=CODEC)

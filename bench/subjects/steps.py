@@ -109,6 +109,21 @@ for _hook in (_keep, _bf16):
     _hook.__annotations__ = {}  # DDP wants types there, and this file postpones them
 
 
+def _warm(
+    way: str, compression: Any, measuring: int, *of_loop: Any, **options: Any
+) -> Iterator[Turn]:
+    """The turns of loop(), by whose end a compression is closed. measuring: further steps of the
+    warm-up with codec="auto"."""
+    auto = way == "auto"
+    turn = loop(*of_loop, warm_up=WARM_UP + measuring * auto, **options)
+    if auto:
+        # Under FSDP2 the exchange has it.
+        chosen[way] = {"chosen": getattr(compression, "exchange", compression).codec}
+    yield turn
+    if compression is not None:
+        compression.close()
+
+
 @contextlib.contextmanager
 def ddp(way: str, width: int = WIDTH, device: str = "cpu") -> Iterator[Turn]:
     from thinwire.torch import compress
@@ -121,13 +136,7 @@ def ddp(way: str, width: int = WIDTH, device: str = "cpu") -> Iterator[Turn]:
         model.register_comm_hook(model.process_group, _bf16)
     elif way != OWN:
         compression = compress(model, codec=way, optimizer=optimizer)
-    warm_up = WARM_UP + MEASURING * (way == "auto")
-    turn = loop(model, optimizer, width, warm_up=warm_up, device=device)
-    if way == "auto":
-        chosen[way] = {"chosen": compression.codec}
-    yield turn
-    if compression is not None:
-        compression.close()
+    yield from _warm(way, compression, MEASURING, model, optimizer, width, device=device)
 
 
 def shard(model: nn.Module, layers: Iterable[nn.Module], mesh: Any, **options: Any) -> None:
@@ -148,12 +157,7 @@ def fsdp2(way: str, width: int = WIDTH, **options: Any) -> Iterator[Turn]:
     model = Net(width)
     shard(model, model.layers, init_device_mesh("cpu", (dist.get_world_size(),)), **options)
     compression = compress(model, codec=way, gather=gather) if way != OWN else None
-    turn = loop(model, sgd(model), width, warm_up=WARM_UP + MEASURING_FSDP2 * (way == "auto"))
-    if way == "auto":
-        chosen[way] = {"chosen": compression.exchange.codec}
-    yield turn
-    if compression is not None:
-        compression.close()
+    yield from _warm(way, compression, MEASURING_FSDP2, model, sgd(model), width)
 
 
 @contextlib.contextmanager
@@ -166,9 +170,7 @@ def accelerate(way: str) -> Iterator[Turn]:
         model, optimizer, state = prepare(accelerator, model, sgd(model), codec=way)
     else:
         model, optimizer = accelerator.prepare(model, sgd(model))
-    yield loop(model, optimizer, backward=accelerator.backward)
-    if state is not None:
-        state.close()
+    yield from _warm(way, state, 0, model, optimizer, backward=accelerator.backward)
 
 
 @contextlib.contextmanager

@@ -1,6 +1,6 @@
-// A device made of CPU threads, for tests and for the host-only mode of kernel_bench: the same
-// jobs, the same tiles (by HostTeam), streams that really run behind the host's back, and memory
-// that is told apart from the host's by its address alone.
+// A device made of CPU threads, for tests and nccl_bench: the same jobs, the same tiles (by
+// HostTeam), streams that really run behind the host's back, and memory that is told apart from the
+// host's by its address alone.
 #ifndef THINWIRE_TESTS_HOST_DEVICE_HOST_DEVICE_H_
 #define THINWIRE_TESTS_HOST_DEVICE_HOST_DEVICE_H_
 

@@ -1,13 +1,17 @@
-// Simulated steps: one setting a line of standard input, one line of JSON for each. bench/scale.py
-// and bench/store.py write and read them (harness.simulate).
+// Simulated steps: one setting a line of standard input, one line of JSON for each. bench/scale.py,
+// sched_bench.py and store.py write and read them (harness.simulate).
 //
 //   simulate ranks    an allreduce of all gradients of a step, which are ready at once:
 //     RANKS BYTES BUCKET_BYTES CHUNK_BYTES CODEC TOPOLOGY BYTES_PER_S LATENCY_S CORES MESSAGE_S
 //     MESSAGE_S_PER_BYTE OVERHEAD_S ENCODE_S REDUCE_S DECODE_S LOOPS LANES
+//   simulate steps    steps of training, by an order of chunks in int4:
+//     RANKS BYTES_PER_S LATENCY_S JITTER STRAGGLING SEED POLICY ORDER BARRIER LANES WARMUP STEPS
+//     [NUMEL FORWARD_S BACKWARD_S]...
 //   simulate store    steps of training with a store:
 //     WORKERS SERVERS BYTES_PER_S SERVER_BYTES_PER_S LATENCY_S CODEC MODE ORDER SLOW SPIKE_CHANCE
 //     SPIKE WARMUP STEPS BETWEEN_S [NUMEL FORWARD_S BACKWARD_S]...
 //
+// POLICY is p3 or fifo, ORDER announced or predicted, LANES of 0 as sim::LanesFor says.
 // CHUNK_BYTES of 0: as the world's size says. CORES as sim::Setting::cores. A store's as
 // sim::StoreSetting has them; ORDER is fifo, p3 or mxnet.
 #include <algorithm>
@@ -80,6 +84,30 @@ void Print(const sim::Setting& s, const sim::Outcome& outcome) {
 
 sim::Outcome Run(const sim::Setting& setting) { return sim::Simulate(setting); }
 
+// Training by an order of chunks.
+
+struct StepsSetting : sim::Setting {};
+
+// False for a line that is no setting.
+bool Read(std::istream& in, StepsSetting* s) {
+  std::string policy, order;
+  in >> s->ranks >> s->bytes_per_s >> s->latency_s >> s->jitter >> s->straggling >> s->seed >>
+      policy >> order >> s->barrier >> s->engine.lanes >> s->warmup >> s->steps;
+  if (!in) return false;
+  for (sim::Unit unit; in >> unit.numel >> unit.forward_s >> unit.backward_s;) {
+    s->profile.units.push_back(unit);
+  }
+  s->engine.codecs = {*CodecPair::Parse("int4")};
+  s->engine.policy = policy == "p3" ? Policy::kP3 : Policy::kFifo;
+  s->order = order == "predicted" ? sim::Order::kPredicted : sim::Order::kAnnounced;
+  if (s->engine.lanes == 0) s->engine.lanes = sim::LanesFor(*s);
+  return in.eof() && !s->profile.units.empty();
+}
+
+void Print(const StepsSetting&, const sim::Outcome& outcome) {
+  std::printf("{\"mean_s\": %.9f, \"ratio\": %.6f}\n", outcome.mean_s(), outcome.ratio());
+}
+
 // A store.
 
 // False for a line that is no setting.
@@ -141,7 +169,8 @@ int RunLines() {
 int main(int argc, char** argv) {
   const std::string kind = argc > 1 ? argv[1] : "";
   if (kind == "ranks") return thinwire::sched::RunLines<thinwire::sim::Setting>();
+  if (kind == "steps") return thinwire::sched::RunLines<thinwire::sched::StepsSetting>();
   if (kind == "store") return thinwire::sched::RunLines<thinwire::sim::StoreSetting>();
-  std::fprintf(stderr, "usage: %s ranks|store\n", argv[0]);
+  std::fprintf(stderr, "usage: %s ranks|steps|store\n", argv[0]);
   return 2;
 }
