@@ -2,6 +2,7 @@
 residual is lost or sent twice, and replicas are bit-identical."""
 
 import contextlib
+import gc
 import os
 import threading
 import time
@@ -15,7 +16,7 @@ from memory import bytes_in_use
 from models import data, digest, loss_of, make_mlp
 from ranks import outcomes_of, run
 from thinwire import comm
-from thinwire.torch import GradientExchange, State, hook
+from thinwire.torch import GradientExchange, State, hook, private
 from torch.nn.parallel import DistributedDataParallel
 from trainers import WAYS, Trainer
 
@@ -218,6 +219,42 @@ def leave_the_old_model(rank: int, folder: str):
 def test_a_model_dies_after_its_group_while_that_is_busy(tmp_path):
     first, second = run(leave_the_old_model, str(tmp_path))
     assert torch.equal(first, second)
+
+
+def test_nothing_is_kept_of_a_state_that_has_died():
+    states = [State("int4") for _ in range(5)]
+    for state in states:
+        private.keep_former_group(state, object())
+    del state, states
+    gc.collect()
+    end = time.monotonic() + 10
+    while private._former_groups or not private._to_keep.empty():
+        assert time.monotonic() < end, private._former_groups
+        time.sleep(0.01)
+
+
+def leave_without_recovery(rank: int, folder: str):
+    """Rank 0 alone begins a step, which has an all-reduce of torch's own as well, and lets go of
+    its model after its group, without recover()."""
+    ddp = DistributedDataParallel(make_mlp(), find_unused_parameters=True)
+    compression = thinwire.torch.compress(ddp, "int4", timeout_s=2)
+    for step in range(2):  # the second one of DDP has a broadcast
+        loss_of(ddp, data(step, rank)).backward()
+    gone = Path(folder) / "gone"
+    if rank == 0:
+        with pytest.raises(thinwire.TimeoutError):
+            loss_of(ddp, data(2, rank)).backward()
+        dist.destroy_process_group()
+        compression.close()
+        del ddp, compression
+        gc.collect()
+        gone.touch()
+    while not gone.exists():
+        time.sleep(0.01)
+
+
+def test_a_model_dies_after_its_group_without_a_recovery(tmp_path):
+    run(leave_without_recovery, str(tmp_path), timeout_s=60)
 
 
 def threads_at_rest() -> int:
