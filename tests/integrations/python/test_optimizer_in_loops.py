@@ -137,6 +137,38 @@ def test_two_backward_passes_without_no_sync_are_an_error_on_every_rank(on):
     run(backward_twice, on)
 
 
+def penalty_of(model: torch.nn.Module) -> torch.Tensor:
+    return 1e-3 * sum(p.square().sum() for p in model.parameters())
+
+
+def penalty_before_forward(rank: int, finishes: bool):
+    """Its gradients, which are made before the forward pass, must be those of the whole step."""
+    model, expected = make_mlp(), make_mlp()
+    sgd = make_sgd(expected)
+    optimizer = wrapped(model)
+    for step in range(3):
+        optimizer.zero_grad()
+        sgd.zero_grad()
+        if finishes:
+            optimizer.finish()
+        with optimizer.no_sync():
+            penalty_of(model).backward()
+        loss_of(model, data(step, rank)).backward()
+        optimizer.step()
+        for peer in range(2):
+            ((loss_of(expected, data(step, peer)) + penalty_of(expected)) / 2).backward()
+        sgd.step()
+    optimizer.finish()
+    close_to(model, expected)
+
+
+def test_gradients_of_parameters_that_lack_their_last_step_are_an_error():
+    for outcome in outcomes_of(penalty_before_forward, False):
+        assert outcome.error == "InvalidArgumentError", outcome.trace
+        assert "call finish() after step()" in outcome.message
+    run(penalty_before_forward, True)
+
+
 def made_anew(rank: int):
     """On the same model, half-way, with a layer that is unfrozen then."""
     model = make_mlp()

@@ -257,11 +257,10 @@ class OptimizedCompression(ModuleCompression):
             self.take_momentum(self._optimizer, self._names.get)
 
     def _on_gradient(self, parameter: torch.Tensor) -> None:
-        if self._accumulating:
-            return
-        self._lay_out()
-        bucket = self._pipeline.bucket_of[parameter]
-        if self._pipeline.begin(bucket):
+        if not self._accumulating:
+            self._lay_out()
+        bucket = self._pipeline.bucket_of.get(parameter)  # None: accumulated in the first step
+        if self._pipeline.is_due(bucket):
             error = errors.InvalidArgumentError(
                 f"rank {self.rank}: the gradient of '{self._names[parameter]}' was made while its "
                 "last step was still due, so the forward pass has not waited for it; call finish() "
@@ -269,6 +268,9 @@ class OptimizedCompression(ModuleCompression):
                 "torch.compiler.reset() after compress() if the model was compiled and used before"
             )
             raise errors.again(self.fail(error))
+        if bucket is None or self._accumulating:
+            return
+        self._pipeline.begin(bucket)
         if self._delay is not None:
             self._delay.make_room(bucket)
         if bucket.phase is Phase.IN_FLIGHT:
