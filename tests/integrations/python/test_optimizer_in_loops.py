@@ -80,6 +80,25 @@ def test_a_loss_scaler_skips_the_step_on_all():
     assert first[1] == [256, 128, 128, 128]
 
 
+def scaled_without_means(rank: int, policy: str, fused: bool):
+    """Each rank would unscale its own gradients, and the means of those that it has sent stay."""
+    model = make_mlp()
+    sgd = torch.optim.SGD(model.parameters(), lr=0.05, fused=fused)
+    compression = thinwire.torch.compress(model, "fp32", optimizer=sgd, policy=policy)
+    scaler = torch.amp.GradScaler("cpu")
+    scaler.scale(loss_of(model, data(0, rank))).backward()
+    with pytest.raises(thinwire.InvalidArgumentError, match=r"call synchronize\(\)"):
+        scaler.step(sgd)
+    dist.barrier()  # the other one may be in its backward pass
+    compression.close()
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("policy", ["p3", "wfbp"])
+def test_a_loss_scaler_without_synchronize_is_an_error(policy, fused):
+    run(scaled_without_means, policy, fused)
+
+
 def resumed(rank: int, stop: int):
     """Eight steps; after `stop` of them everything is made anew from what was saved."""
     model = make_mlp()

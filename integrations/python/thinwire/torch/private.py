@@ -306,6 +306,20 @@ def replace_step(optimizer: torch.optim.Optimizer, step: Callable[[Any], Any]) -
     optimizer.step = MethodType(replaced, optimizer)
 
 
+def is_stepped_by_scaler() -> bool:
+    """Return whether a torch.amp.GradScaler calls the optimizer's step() on this thread.
+
+    It unscales gradients in place, which does not count as a change (version_of()), or has a fused
+    optimizer unscale them, and only the frame of its step() tells. Torch 2.3 to 2.14."""
+    code = torch.amp.GradScaler.step.__code__
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code is code:
+            return True
+        frame = frame.f_back
+    return False
+
+
 def has_step_hooks(optimizer: torch.optim.Optimizer) -> bool:
     """True if somebody listens to the optimizer's steps.
 

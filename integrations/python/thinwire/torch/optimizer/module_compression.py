@@ -296,6 +296,13 @@ class OptimizedCompression(ModuleCompression):
         self._lay_out()
         checks.check_gradients(self._optimizer, self._names)
         self.momentum.check()
+        if not self._pipeline.synchronized and private.is_stepped_by_scaler():
+            checks.check_can_synchronize(self._delay is not None, self)
+            raise errors.InvalidArgumentError(
+                "a GradScaler steps this optimizer, and has unscaled gradients that had been sent "
+                "already; call synchronize() of what compress() returned after backward() and "
+                "before unscale_() and step() of the scaler"
+            )
         if self._delay is not None and self._delay.begun():
             self._delay.step()
             return loss
