@@ -182,7 +182,8 @@ def _hook_on(
             "DistributedDataParallel(mixed_precision=...) reduces by a communication hook of its "
             "own, and DDP takes one; leave it out, and take torch.autocast or a bf16 model"
         )
-    names = trained_names(module, group, model.parameters_to_ignore if ddp else ())
+    ignored = model.parameters_to_ignore if ddp else ()
+    names = trained_names(module, group, ignored)
     if optimizer is not None and not any(
         parameter in names for each in optimizer.param_groups for parameter in each["params"]
     ):
@@ -196,6 +197,7 @@ def _hook_on(
         **options,
     }
     state = State(codec, group, names=names, **options)
+    state.watch(module, ignored)
     if state.config.momentum and optimizer is not None:
         checks.check_own(
             optimizer,

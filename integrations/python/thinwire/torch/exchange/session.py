@@ -250,7 +250,7 @@ class Session:
         """Hands a bucket to the library; no other code does. result: where to, if not in place."""
         address = tensor.data_ptr()
         target = address if result is None else result.data_ptr()
-        if bucket.parts:
+        if bucket.parts and bucket.numel > 0:
             work = handle_of(bucket, communicator).start(address, target, device.stream())
             self.ledger.submitted(bucket)  # a refused submission changes nothing that is kept
             return work
