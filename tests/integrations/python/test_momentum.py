@@ -282,8 +282,21 @@ def with_momentum_again(rank: int):
     fit(ddp, optimizer, 1)
 
 
+def with_cycled_momentum(rank: int):
+    ddp, state = wrap(make_mlp(), "onebit", momentum=0.9)
+    optimizer = sgd(ddp)
+    state.take_momentum(optimizer)
+    torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=9)
+    fit(ddp, optimizer, 1)
+
+
 @pytest.mark.parametrize(
-    ("body", "words"), [(without_pairing, "take_momentum"), (with_momentum_again, "expected 0")]
+    ("body", "words"),
+    [
+        (without_pairing, "take_momentum"),
+        (with_momentum_again, "expected 0"),
+        (with_cycled_momentum, "cycle_momentum=False"),
+    ],
 )
 def test_an_optimizer_with_momentum_beside_the_states_is_an_error(body, words):
     for outcome in outcomes_of(body):

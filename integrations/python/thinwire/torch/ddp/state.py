@@ -16,7 +16,7 @@ from thinwire import errors
 from thinwire.arguments import check_kind, is_number, wrong
 from thinwire.codec import codec_info
 from thinwire.errors import warn
-from thinwire.torch import agree, private, tensors
+from thinwire.torch import private, tensors
 from thinwire.torch.ddp.adam import OneBitAdam, is_adam
 from thinwire.torch.ddp.layout import Layout, in_bucket, in_shape
 from thinwire.torch.exchange.checkpoint import Memory, Residuals, with_momentum
@@ -374,8 +374,7 @@ class State(GradientExchange):
         if self._group not in (None, resolve(process_group, "recover")):
             private.keep_former_group(self, self._group)  # which the old model may outlive
         self._group = None
-        if not result.equal:
-            agree.replica_from_rank(result.source, module, optimizer, process_group)
+        self._take_replica(result, module, optimizer)
         return result
 
     def __reduce__(self) -> tuple[Any, ...]:

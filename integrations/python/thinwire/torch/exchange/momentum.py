@@ -91,7 +91,8 @@ class OwnedMomentum:
             for key in self._moved:
                 if group.get(key, 0) != 0:
                     fix = (
-                        "it belongs to the state; leave it at 0"
+                        "it belongs to the state; leave it at 0, and give a scheduler that cycles "
+                        "it cycle_momentum=False"
                         if key == "momentum"
                         else f"set group['{WEIGHT_DECAY}'] instead"
                     )

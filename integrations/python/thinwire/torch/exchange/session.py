@@ -97,6 +97,7 @@ class Session:
         self._last: frozenset[Bucket] = frozenset()  # those with a name, of the last step
         self._error: errors.Error | None = None
         self._closed = False
+        self._dissolved: tuple[checkpoint.Residuals, checkpoint.Residuals] | None = None
         self._home: HomeProcess | None = None  # of the connections
         self._end: weakref.finalize | None = None
 
@@ -366,12 +367,15 @@ class Session:
         communicator = self._communicator
         if communicator is None:
             return self.restored, self.restored
+        if self._dissolved is not None:  # for a recovery that was cut
+            return self._dissolved
         self.abort(errors.Error(f"rank {self.rank} left the group to recover"))
         self.wait_idle()
         self._drain()
         now = self.memory()
         communicator.undo_residuals()
-        return now, self.memory()
+        self._dissolved = now, self.memory()
+        return self._dissolved
 
     def wait_idle(self) -> None:
         """Returns when nothing is in flight."""

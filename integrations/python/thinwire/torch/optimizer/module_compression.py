@@ -182,8 +182,7 @@ class ModuleCompression(GradientExchange):
         self._group, self._in_step = members, False
         self._passes.clear()
         self._pipeline.restart(result.step)
-        if not result.equal:
-            agree.replica_from_rank(result.source, self._model, self._optimizer, members)
+        self._take_replica(result, self._model, self._optimizer)
         return result
 
     def _made(self) -> Mapping[str, int] | None:
