@@ -381,4 +381,4 @@ def _follow(parent: int) -> None:
     os.setpgid(0, 0)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:  # it has ended meanwhile
-        os._exit(1)
+        os.kill(os.getpid(), signal.SIGTERM)

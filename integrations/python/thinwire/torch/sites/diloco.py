@@ -288,7 +288,7 @@ class DiLoCo:
             self._pace.since, self._pace.steps = progress.since, progress.steps
 
     def _counts(self) -> str:
-        """What this member's weight is, one of WEIGHTS."""
+        """Return what this member's weight is, one of WEIGHTS."""
         return "weight=" if self._weight is not None else "saw()" if self._saw else "steps"
 
     def _meet(self) -> None:
