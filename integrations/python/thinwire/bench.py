@@ -30,7 +30,7 @@ Row = dict[str, Any]
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """The exit status. Without a launcher, torchrun starts ranks on this machine."""
+    """The exit status. Without a launcher, it starts ranks on this machine."""
     _check(arguments)
     if not launch.launched():
         return launch.start_here(arguments.ranks)

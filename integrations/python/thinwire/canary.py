@@ -400,8 +400,7 @@ def _run(case: Case, session: Session) -> Verdict:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """The exit status: 1 if a case is wrong. Without a launcher, torchrun starts ranks on this
-    machine."""
+    """The exit status: 1 if a case is wrong. Without a launcher it starts ranks on this machine."""
     codecs, topologies = arguments.codecs or [*CODECS, RAW], arguments.topologies.split(",")
     _check(codecs, topologies, arguments)
     if not launch.launched():

@@ -11,17 +11,19 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import logging
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
-import threading
+import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import IO, NamedTuple
+from typing import NamedTuple
 
 from thinwire.errors import InvalidArgumentError
 
@@ -33,6 +35,7 @@ _log = logging.getLogger("thinwire")
 # gives to outgoing connections.
 _FIRST_PORT, _LAST_PORT = 15000, 31999
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_LOOK_S = 0.05  # between two looks at ranks that run
 DEFAULT_PORT = 29500  # torch's own, where nothing tells jobs apart
 
 
@@ -350,40 +353,32 @@ def gloo_group() -> Iterator[None]:
 
 
 def start_here(ranks: int) -> int:
-    """Start this command again as so many ranks on this machine, by torchrun; its exit status."""
-    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-    again = [sys.executable, *command, "--module", "thinwire", *sys.argv[1:]]
-    # Ctrl-C is for this process alone, which ends torchrun: a second signal would interrupt that
-    # where it ends its ranks.
-    with subprocess.Popen(
-        again, env=os.environ | {"OMP_NUM_THREADS": "1"}, stderr=subprocess.PIPE,
-        preexec_fn=_follow_parent,
-    ) as torchrun:  # fmt: skip
-        tells = threading.Event()
-        tells.set()
-        reader = threading.Thread(target=_pass_on, args=(torchrun.stderr, tells), daemon=True)
-        reader.start()
-        try:
-            return torchrun.wait()
-        except BaseException:  # it has nothing to say but where it was interrupted
-            tells.clear()
-            torchrun.terminate()
-            raise
-        finally:
-            reader.join()  # until its ranks have ended, too
-            torchrun.wait()
+    """Start this command again as so many ranks on this machine. Return its exit status: that of
+    the first rank that fails, which ends the others."""
+    with socket.create_server(("127.0.0.1", 0)) as reserved:
+        port = reserved.getsockname()[1]
+    follow = functools.partial(_follow, os.getpid())
+    begun: list[subprocess.Popen[bytes]] = []
+    try:
+        for rank in range(ranks):
+            place = Place(rank, ranks, rank, ranks, "127.0.0.1", port, "thinwire")
+            command = [sys.executable, "-m", "thinwire", *sys.argv[1:]]
+            variables = os.environ | place.variables() | {"OMP_NUM_THREADS": "1"}
+            begun.append(subprocess.Popen(command, env=variables, preexec_fn=follow))
+        while not any(ended := [each.poll() for each in begun]) and None in ended:
+            time.sleep(_LOOK_S)
+        return next(filter(None, ended), 0)
+    finally:
+        for each in begun:
+            each.terminate()
+        for each in begun:
+            each.wait()
 
 
-def _follow_parent() -> None:
-    """In a new process: out of the terminal's signals, and SIGTERM when the thread that has started
-    it ends."""
+def _follow(parent: int) -> None:
+    """In a new process: out of the terminal's signals, so that Ctrl-C is for its parent alone, and
+    SIGTERM when the thread that has started it ends."""
     os.setpgid(0, 0)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-
-
-def _pass_on(stream: IO[bytes], tells: threading.Event) -> None:
-    """Copies what a process writes to its standard error while `tells` is set."""
-    while part := os.read(stream.fileno(), 1 << 16):
-        if tells.is_set():
-            sys.stderr.buffer.write(part)
-            sys.stderr.flush()
+    if os.getppid() != parent:  # it has ended meanwhile
+        os.kill(os.getpid(), signal.SIGTERM)

@@ -271,3 +271,55 @@ def unmade(rank: int):
 def test_what_has_no_values_yet_is_told():
     first, second = run(unmade)
     assert first == second and first[1] == [[0, 3], [0], False]
+
+
+def trained_later(rank: int, how: str):
+    """DDP reduces none of it, and each rank would train its own."""
+    model = make_mlp()
+    if how == "thawed":
+        model[0].weight.requires_grad_(False)
+    ddp = DistributedDataParallel(model)
+    tw.compress(ddp, **EXACT)
+    train(model, [sgd(model)], rank, ddp, steps=16)
+    if how == "thawed":
+        model[0].weight.requires_grad_(True)
+    else:
+        model.append(torch.nn.Linear(10, 10))
+    words = "'0.weight' is trained now" if how == "thawed" else "'5.weight' is trained now"
+    with pytest.raises(thinwire.InvalidArgumentError, match=f"{words}.*new DistributedDataPar"):
+        train(model, [sgd(model)], rank, ddp, steps=1)
+
+
+@pytest.mark.parametrize("how", ["thawed", "added"])
+def test_a_parameter_that_ddp_does_not_reduce_is_told(how):
+    run(trained_later, how)
+
+
+class WithEmpty(torch.nn.Module):
+    """A model whose only bf16 parameter has no element."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = make_mlp()
+        self.empty = torch.nn.Parameter(torch.zeros(3, 0, dtype=torch.bfloat16))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x) + self.empty.float().sum()
+
+
+def trained_with_empty(rank: int, how: str):
+    model = WithEmpty()
+    optimizer = sgd(model)
+    forward = DistributedDataParallel(model) if how == "ddp" else model
+    options = {"optimizer": optimizer, "policy": how} if how in ("p3", "wfbp") else {}
+    compression = tw.compress(forward, **EXACT, **options)
+    train(model, [optimizer], rank, forward)
+    compression.state_dict()
+    if how in ("p3", "wfbp"):
+        compression.finish()
+    check_trained_as_one(model.inner)
+
+
+@pytest.mark.parametrize("how", ["ddp", "p3", "wfbp", "plain"])
+def test_a_parameter_without_elements_is_trained(how):
+    run(trained_with_empty, how)

@@ -225,6 +225,49 @@ def test_wrong_pairings_are_refused():
     run(misuse)
 
 
+def one_optimizer_of_two_models(rank: int):
+    """Its momentum would move into one exchange, and the other model would train without."""
+    models = [DistributedDataParallel(make_mlp(seed=seed)) for seed in (1, 2)]
+    both = [p for model in models for p in model.parameters()]
+    for codec in ("onebit", "topk:density=0.01"):
+        optimizer = torch.optim.SGD(both, lr=0.05, momentum=0.9)
+        with pytest.raises(thinwire.InvalidArgumentError, match="one optimizer for each model"):
+            tw.compress(models[0], codec, optimizer=optimizer)
+        assert optimizer.param_groups[0]["momentum"] == 0.9
+    adam = torch.optim.AdamW(both)
+    with pytest.raises(thinwire.InvalidArgumentError, match="one optimizer for each model"):
+        tw.compress(models[0], "onebit", optimizer=adam, warm_up_steps=2)
+    tw.compress(models[0], "int4", optimizer=torch.optim.SGD(both, momentum=0.9))
+
+
+def test_one_optimizer_of_two_models_keeps_its_momentum():
+    run(one_optimizer_of_two_models)
+
+
+def an_optimizer_that_was_paired(rank: int):
+    """Its momentum has moved, and the codec that comes next would train without."""
+    for codec in ("onebit", "topk:density=0.01", "int4"):
+        model = make_mlp()
+        optimizer = sgd(model)
+        first = tw.compress(DistributedDataParallel(model), "onebit", optimizer=optimizer)
+        first.close()
+        with pytest.raises(thinwire.InvalidArgumentError, match="make a new optimizer"):
+            tw.compress(DistributedDataParallel(model), codec, optimizer=optimizer)
+        loaded = sgd(model)
+        loaded.load_state_dict(optimizer.state_dict())
+        with pytest.raises(thinwire.InvalidArgumentError, match="make a new optimizer"):
+            tw.compress(DistributedDataParallel(model), codec, optimizer=loaded)
+    adam = torch.optim.AdamW(model.parameters())
+    options = {"optimizer": adam, "warm_up_steps": 1}
+    tw.compress(DistributedDataParallel(model), "onebit", **options).close()
+    with pytest.raises(thinwire.InvalidArgumentError, match="make a new optimizer"):
+        tw.compress(DistributedDataParallel(model), "onebit", **options)
+
+
+def test_an_optimizer_that_was_paired_is_not_paired_again():
+    run(an_optimizer_that_was_paired)
+
+
 def without_pairing(rank: int):
     ddp, _ = wrap(make_mlp(), "onebit", momentum=0.9)
     fit(ddp, sgd(ddp), 1)
@@ -239,8 +282,21 @@ def with_momentum_again(rank: int):
     fit(ddp, optimizer, 1)
 
 
+def with_cycled_momentum(rank: int):
+    ddp, state = wrap(make_mlp(), "onebit", momentum=0.9)
+    optimizer = sgd(ddp)
+    state.take_momentum(optimizer)
+    torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=9)
+    fit(ddp, optimizer, 1)
+
+
 @pytest.mark.parametrize(
-    ("body", "words"), [(without_pairing, "take_momentum"), (with_momentum_again, "expected 0")]
+    ("body", "words"),
+    [
+        (without_pairing, "take_momentum"),
+        (with_momentum_again, "expected 0"),
+        (with_cycled_momentum, "cycle_momentum=False"),
+    ],
 )
 def test_an_optimizer_with_momentum_beside_the_states_is_an_error(body, words):
     for outcome in outcomes_of(body):

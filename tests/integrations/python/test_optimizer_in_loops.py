@@ -80,6 +80,25 @@ def test_a_loss_scaler_skips_the_step_on_all():
     assert first[1] == [256, 128, 128, 128]
 
 
+def scaled_without_means(rank: int, policy: str, fused: bool):
+    """Each rank would unscale its own gradients, and the means of those that it has sent stay."""
+    model = make_mlp()
+    sgd = torch.optim.SGD(model.parameters(), lr=0.05, fused=fused)
+    compression = thinwire.torch.compress(model, "fp32", optimizer=sgd, policy=policy)
+    scaler = torch.amp.GradScaler("cpu")
+    scaler.scale(loss_of(model, data(0, rank))).backward()
+    with pytest.raises(thinwire.InvalidArgumentError, match=r"call synchronize\(\)"):
+        scaler.step(sgd)
+    dist.barrier()  # the other one may be in its backward pass
+    compression.close()
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("policy", ["p3", "wfbp"])
+def test_a_loss_scaler_without_synchronize_is_an_error(policy, fused):
+    run(scaled_without_means, policy, fused)
+
+
 def resumed(rank: int, stop: int):
     """Eight steps; after `stop` of them everything is made anew from what was saved."""
     model = make_mlp()
@@ -135,6 +154,38 @@ def backward_twice(rank: int, on: set[int]):
 @pytest.mark.parametrize("on", [{0}, {1}])
 def test_two_backward_passes_without_no_sync_are_an_error_on_every_rank(on):
     run(backward_twice, on)
+
+
+def penalty_of(model: torch.nn.Module) -> torch.Tensor:
+    return 1e-3 * sum(p.square().sum() for p in model.parameters())
+
+
+def penalty_before_forward(rank: int, finishes: bool):
+    """Its gradients, which are made before the forward pass, must be those of the whole step."""
+    model, expected = make_mlp(), make_mlp()
+    sgd = make_sgd(expected)
+    optimizer = wrapped(model)
+    for step in range(3):
+        optimizer.zero_grad()
+        sgd.zero_grad()
+        if finishes:
+            optimizer.finish()
+        with optimizer.no_sync():
+            penalty_of(model).backward()
+        loss_of(model, data(step, rank)).backward()
+        optimizer.step()
+        for peer in range(2):
+            ((loss_of(expected, data(step, peer)) + penalty_of(expected)) / 2).backward()
+        sgd.step()
+    optimizer.finish()
+    close_to(model, expected)
+
+
+def test_gradients_of_parameters_that_lack_their_last_step_are_an_error():
+    for outcome in outcomes_of(penalty_before_forward, False):
+        assert outcome.error == "InvalidArgumentError", outcome.trace
+        assert "call finish() after step()" in outcome.message
+    run(penalty_before_forward, True)
 
 
 def made_anew(rank: int):

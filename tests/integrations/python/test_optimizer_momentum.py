@@ -115,10 +115,12 @@ def test_buffers_that_exist_move_along(loads):
 
 
 def moved_twice(rank: int):
-    """A second owner of the same optimizer finds its weight decay."""
+    """A second owner finds the weight decay in the state that an optimizer has loaded."""
     model = make_mlp()
-    sgd = make_sgd(model, weight_decay=0.01)
-    State("onebit", momentum=0.9).take_momentum(sgd)
+    first = make_sgd(model, weight_decay=0.01)
+    State("onebit", momentum=0.9).take_momentum(first)
+    sgd = make_sgd(model)
+    sgd.load_state_dict(first.state_dict())
     Wrapped(sgd, model, codec="onebit", momentum=0.9)
     return sgd.param_groups[0]["thinwire_weight_decay"]
 

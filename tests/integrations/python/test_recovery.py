@@ -2,6 +2,7 @@
 residual is lost or sent twice, and replicas are bit-identical."""
 
 import contextlib
+import gc
 import os
 import threading
 import time
@@ -15,7 +16,7 @@ from memory import bytes_in_use
 from models import data, digest, loss_of, make_mlp
 from ranks import outcomes_of, run
 from thinwire import comm
-from thinwire.torch import GradientExchange, State, hook
+from thinwire.torch import GradientExchange, State, hook, private
 from torch.nn.parallel import DistributedDataParallel
 from trainers import WAYS, Trainer
 
@@ -163,6 +164,94 @@ def test_a_step_that_one_rank_lacks_counts_as_made(way, tmp_path):
     assert ranks[0][-1] == ranks[1][-1]
 
 
+def cut_recovery(rank: int, way: str, folder: str, cut: str):
+    """Rank 1 has made a step that fails on rank 0. The first recovery fails in a collective of
+    torch's, as where a third rank is lost, and the second one goes through."""
+    trainer, made = Trainer(way), Path(folder) / "made"
+    for step in range(LAST):
+        trainer.step(step, rank)
+    trainer.finish()
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        if rank == 0:
+            lose_the_means(made, monkeypatch)
+            with pytest.raises(thinwire.PeerLostError):
+                trainer.step(LAST, rank)
+                trainer.finish()
+        else:
+            trainer.step(LAST, rank)
+            trainer.finish()
+            made.touch()
+    regroup(folder, rank, 2)
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        calls, collective = [], getattr(dist, cut)
+
+        def lose(*arguments, **options):
+            calls.append(arguments)
+            if cut != "broadcast" or len(calls) == 2:  # parameters are half of each rank's
+                raise RuntimeError("Connection closed by peer")
+            return collective(*arguments, **options)
+
+        monkeypatch.setattr(dist, cut, lose)
+        with pytest.raises(thinwire.PeerLostError, match="call recover\\(\\) there"):
+            trainer.recover()
+    regroup(folder, rank, 2, generation=2)
+    result = trainer.recover()
+    bits, kept = digest(trainer.model), trainer.kept()
+    for step in range(LAST + 1, LAST + 1 + MORE):
+        trainer.step(step, rank)
+    trainer.finish()
+    return result, bits, kept, digest(trainer.model)
+
+
+@pytest.mark.parametrize("cut", ["all_gather_object", "broadcast"])
+@pytest.mark.parametrize("way", ["hook", pytest.param("p3", marks=pytest.mark.slow)])
+def test_a_recovery_that_is_cut_is_made_again(way, cut, tmp_path):
+    """All goes on as if the step had failed nowhere, bit by bit."""
+    ranks = run(cut_recovery, way, str(tmp_path), cut)
+    (bits, first), (_, second) = run(keeps_of_a_run, way)
+    for rank, expected in enumerate((first, second)):
+        result, after, kept, _ = ranks[rank]
+        assert result == (LAST + 1, 1, False)
+        assert after == bits
+        for name, tensors in expected.items():
+            for kind, tensor in tensors.items():
+                assert torch.equal(tensor, kept[name][kind]), (rank, name, kind)
+    assert ranks[0][-1] == ranks[1][-1]
+
+
+def lose(*_: object, **__: object) -> None:
+    raise RuntimeError("Connection closed by peer")
+
+
+def no_replica_is_left(rank: int, folder: str):
+    """The rank that has made the step is lost while it hands over its parameters."""
+    trainer, made = Trainer("hook"), Path(folder) / "made"
+    for step in range(LAST):
+        trainer.step(step, rank)
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        if rank > 0:
+            trainer.step(LAST, rank)
+            made.touch()
+        else:
+            lose_the_means(made, monkeypatch)
+            with pytest.raises(thinwire.PeerLostError):
+                trainer.step(LAST, rank)
+    regroup(folder, rank, 2)
+    with pytest.MonkeyPatch.context() as monkeypatch, pytest.raises(thinwire.PeerLostError):
+        monkeypatch.setattr(dist, "broadcast", lose)
+        trainer.recover()
+    if rank == 0:
+        regroup(folder, 0, 1, generation=2)
+        trainer.recover()
+
+
+def test_ranks_of_which_none_has_whole_parameters_are_told(tmp_path):
+    first, second = outcomes_of(no_replica_is_left, str(tmp_path))
+    assert first.error == "DataLossError", first.trace
+    assert "load a checkpoint" in first.message
+    assert not second.error, second.trace
+
+
 def disagree(rank: int, way: str, folder: str):
     """A mismatch on every rank, and a recovery of all of them; twice."""
     trainer = Trainer(way)
@@ -218,6 +307,42 @@ def leave_the_old_model(rank: int, folder: str):
 def test_a_model_dies_after_its_group_while_that_is_busy(tmp_path):
     first, second = run(leave_the_old_model, str(tmp_path))
     assert torch.equal(first, second)
+
+
+def test_nothing_is_kept_of_a_state_that_has_died():
+    states = [State("int4") for _ in range(5)]
+    for state in states:
+        private.keep_former_group(state, object())
+    del state, states
+    gc.collect()
+    end = time.monotonic() + 10
+    while private._former_groups or not private._to_keep.empty():
+        assert time.monotonic() < end, private._former_groups
+        time.sleep(0.01)
+
+
+def leave_without_recovery(rank: int, folder: str):
+    """Rank 0 alone begins a step, which has an all-reduce of torch's own as well, and lets go of
+    its model after its group, without recover()."""
+    ddp = DistributedDataParallel(make_mlp(), find_unused_parameters=True)
+    compression = thinwire.torch.compress(ddp, "int4", timeout_s=2)
+    for step in range(2):  # the second one of DDP has a broadcast
+        loss_of(ddp, data(step, rank)).backward()
+    gone = Path(folder) / "gone"
+    if rank == 0:
+        with pytest.raises(thinwire.TimeoutError):
+            loss_of(ddp, data(2, rank)).backward()
+        dist.destroy_process_group()
+        compression.close()
+        del ddp, compression
+        gc.collect()
+        gone.touch()
+    while not gone.exists():
+        time.sleep(0.01)
+
+
+def test_a_model_dies_after_its_group_without_a_recovery(tmp_path):
+    run(leave_without_recovery, str(tmp_path), timeout_s=60)
 
 
 def threads_at_rest() -> int:

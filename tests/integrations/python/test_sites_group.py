@@ -179,6 +179,38 @@ def test_a_site_that_resumes_is_as_never_having_stopped(delay, alpha, first_only
     assert run(resumed, delay, alpha, first_only, world=4, timeout_s=120) == [True] * 4
 
 
+def counts_on_some(rank: int, who: tuple[int, ...], weight: float | None):
+    """One site of three ranks and one of one, of which only the ranks `who` call saw()."""
+    site, alone = dist.new_group([0, 1, 2]), dist.new_group([3])
+    firsts = dist.new_group([0, 3])
+    options = {"site_group": site if rank < 3 else alone, "sync_every": 2, "weight": weight}
+    model, inner, diloco = make(sites.static(firsts), {**options, "timeout_s": 20})
+    with diloco:
+        for number in range(2):
+            if rank in who:
+                diloco.saw(8)
+            step(model, inner, number, [0])  # equal batches, and so equal weights in a site
+    return diloco.rounds
+
+
+@pytest.mark.parametrize(
+    ("who", "saw", "other"), [((0, 2, 3), 0, 1), ((2, 3), 2, 0)], ids=["first", "follower"]
+)
+def test_ranks_of_a_site_of_which_some_call_saw_are_told(who, saw, other):
+    outcomes = outcomes_of(counts_on_some, who, None, world=4, timeout_s=60)
+    words = (
+        f"rank {saw} of the site weighs by what it saw() and rank {other} of the site by its steps"
+    )
+    for outcome in outcomes[:3]:
+        assert outcome.error == "MismatchError", outcome.trace
+        assert words in outcome.message
+    assert outcomes[3].error in {"MismatchError", "PeerLostError"}, outcomes[3].trace
+
+
+def test_ranks_of_a_site_with_a_constant_weight_may_call_saw():
+    assert run(counts_on_some, (0, 2), 1.0, world=4, timeout_s=60) == [1, 1, 1, 1]
+
+
 def joined(rank: int, groups: Groups, address: str, **options):
     least = options.pop("min_members", 2)
     members = join(address, f"site {groups.number}", min_members=least, timeout_s=60)

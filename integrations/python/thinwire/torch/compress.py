@@ -25,6 +25,7 @@ from thinwire.torch.exchange.compression import (
     Compression,
     compressed_with,
 )
+from thinwire.torch.exchange.momentum import has_moved
 from thinwire.torch.exchange.rules import DEFAULT, Codec
 from thinwire.torch.group import rank_or_0
 from thinwire.torch.optimizer import checks
@@ -181,7 +182,8 @@ def _hook_on(
             "DistributedDataParallel(mixed_precision=...) reduces by a communication hook of its "
             "own, and DDP takes one; leave it out, and take torch.autocast or a bf16 model"
         )
-    names = trained_names(module, group, model.parameters_to_ignore if ddp else ())
+    ignored = model.parameters_to_ignore if ddp else ()
+    names = trained_names(module, group, ignored)
     if optimizer is not None and not any(
         parameter in names for each in optimizer.param_groups for parameter in each["params"]
     ):
@@ -195,7 +197,15 @@ def _hook_on(
         **options,
     }
     state = State(codec, group, names=names, **options)
+    state.watch(module, ignored)
     if state.config.momentum and optimizer is not None:
+        checks.check_own(
+            optimizer,
+            names,
+            "its momentum and weight decay move into the exchange of this model, and those of the "
+            "others would be gone; make one optimizer for each model, and leave out parameters "
+            "that DDP ignores",
+        )
         checks.check_all(
             optimizer,
             names,
@@ -228,6 +238,12 @@ def _momentum_of(
     """The optimizer's momentum, where the codec needs it and the caller has not named one."""
     if optimizer is None or options.get("momentum") is not None:
         return {}
+    if has_moved(optimizer):
+        raise InvalidArgumentError(
+            "compress got an optimizer without the momentum that it was made with, which has moved "
+            "into an exchange: it was passed to compress() before, or has loaded the state of one "
+            "that was; make a new optimizer, pass that, and load saved states after it"
+        )
     spec = codec if isinstance(codec, Mapping) else config.resolve(codec=codec).codec
     return {} if spec == "auto" else momentum_for(spec, optimizer)
 

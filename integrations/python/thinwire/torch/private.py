@@ -65,17 +65,20 @@ def keep_former_group(owner: object, group: dist.ProcessGroup) -> None:
     with _keeper_lock:
         if _keeper.ident is None:
             _keeper.start()
-    _former_groups.put((id(owner), group))
-    weakref.finalize(owner, _former_groups.put, (id(owner), None)).atexit = False
+    _to_keep.put((id(owner), group))
+    weakref.finalize(owner, _to_keep.put, (id(owner), None)).atexit = False
 
 
 def _keep_groups() -> None:
-    kept = {}
     while True:
-        owner, kept[owner] = _former_groups.get()  # the one that was kept so far goes
+        owner, group = _to_keep.get()
+        _former_groups[owner] = group  # the one that was kept so far goes
+        if group is None:
+            del _former_groups[owner]
 
 
-_former_groups: queue.SimpleQueue[tuple[int, dist.ProcessGroup | None]] = queue.SimpleQueue()
+_to_keep: queue.SimpleQueue[tuple[int, dist.ProcessGroup | None]] = queue.SimpleQueue()
+_former_groups: dict[int, dist.ProcessGroup | None] = {}
 _keeper_lock = threading.Lock()
 _keeper = threading.Thread(target=_keep_groups, name="thinwire-former-groups", daemon=True)
 
@@ -301,6 +304,20 @@ def replace_step(optimizer: torch.optim.Optimizer, step: Callable[[Any], Any]) -
     if hasattr(optimizer.step, "_wrapped_by_lr_sched"):
         replaced._wrapped_by_lr_sched = True
     optimizer.step = MethodType(replaced, optimizer)
+
+
+def is_stepped_by_scaler() -> bool:
+    """Return whether a torch.amp.GradScaler calls the optimizer's step() on this thread.
+
+    It unscales gradients in place, which does not count as a change (version_of()), or has a fused
+    optimizer unscale them, and only the frame of its step() tells. Torch 2.3 to 2.14."""
+    code = torch.amp.GradScaler.step.__code__
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code is code:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def has_step_hooks(optimizer: torch.optim.Optimizer) -> bool:

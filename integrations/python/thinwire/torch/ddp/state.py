@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,7 +16,7 @@ from thinwire import errors
 from thinwire.arguments import check_kind, is_number, wrong
 from thinwire.codec import codec_info
 from thinwire.errors import warn
-from thinwire.torch import agree, private, tensors
+from thinwire.torch import private, tensors
 from thinwire.torch.ddp.adam import OneBitAdam, is_adam
 from thinwire.torch.ddp.layout import Layout, in_bucket, in_shape
 from thinwire.torch.exchange.checkpoint import Memory, Residuals, with_momentum
@@ -26,11 +26,14 @@ from thinwire.torch.exchange.rules import Codec, Structure
 from thinwire.torch.exchange.waiter import failed_future
 from thinwire.torch.exchange.warm_up import EXACT
 from thinwire.torch.group import rank_or_0, resolve
+from thinwire.torch.optimizer import checks
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from thinwire.options import Settings
+
+_LOOK_STEPS = 16  # between two looks for parameters that were added or replaced
 
 
 class State(GradientExchange):
@@ -102,6 +105,9 @@ class State(GradientExchange):
         self._layout = Layout(names)
         self._bypassed: dict[str, int] = {}
         self._ddp: Callable[[], Any] = lambda: None  # the model, for join()
+        self._module: Callable[[], torch.nn.Module | None] = lambda: None
+        self._reduced: set[torch.Tensor] = set()  # of the module, with those that DDP ignores
+        self._frozen: list[torch.Tensor] = []
         self._has_forward, self._factor = False, 1.0
         self._group: dist.ProcessGroup | None = None  # of the model, from its first bucket on
 
@@ -207,6 +213,7 @@ class State(GradientExchange):
             self.between_steps(buffer.device)
         tensors.check(buffer, self.rank, lambda: self._layout.describe(bucket))
         if step.number == 0:
+            self._check_reduced()
             self._factor = self._join_factor(buffer.device)
         finish = self._prepare(bucket)
         made = self._layout.bucket(self, bucket)
@@ -260,6 +267,26 @@ class State(GradientExchange):
         count = torch.tensor(float(active), device=device)
         dist.all_reduce(count, group=self._process_group)
         return self.world_size / max(1.0, count.item())
+
+    def watch(self, module: torch.nn.Module, ignored: Collection[str]) -> None:
+        """From now on a parameter of the module that is trained later, which DDP would not reduce,
+        is an InvalidArgumentError in backward(). ignored: names of those that it leaves out."""
+        named = dict(module.named_parameters())
+        self._module = weakref.ref(module)
+        self._reduced = {p for name, p in named.items() if p.requires_grad or name in ignored}
+        self._frozen = [p for p in named.values() if not p.requires_grad]
+
+    def _check_reduced(self) -> None:
+        module = self._module()
+        if module is None:
+            return
+        thawed = any(p.requires_grad for p in self._frozen)
+        if thawed or self.steps % _LOOK_STEPS == 0:  # names of all parameters take a while
+            checks.check_reduced(
+                module,
+                self._reduced,
+                "wrap the module in a new DistributedDataParallel, and compress that",
+            )
 
     def note_bypassed(self, sizes: Mapping[str, int]) -> None:
         """DDP reduces these parameters (elements by name) itself, so this state never sees them."""
@@ -347,8 +374,7 @@ class State(GradientExchange):
         if self._group not in (None, resolve(process_group, "recover")):
             private.keep_former_group(self, self._group)  # which the old model may outlive
         self._group = None
-        if not result.equal:
-            agree.replica_from_rank(result.source, module, optimizer, process_group)
+        self._take_replica(result, module, optimizer)
         return result
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -14,7 +14,7 @@ from torch.optim.optimizer import Optimizer
 from thinwire import config, errors
 from thinwire.arguments import check_call, check_flag, check_kind, check_whole, wrong
 from thinwire.codec import codec_info
-from thinwire.torch import private, tensors
+from thinwire.torch import agree, private, tensors
 from thinwire.torch.exchange import checkpoint
 from thinwire.torch.exchange.auto import AUTO, AutoCodec, Choice
 from thinwire.torch.exchange.bucket import (
@@ -33,7 +33,7 @@ from thinwire.torch.exchange.checkpoint import Residuals
 from thinwire.torch.exchange.compression import COMPRESSED, Compression
 from thinwire.torch.exchange.gathered import gather
 from thinwire.torch.exchange.momentum import OwnedMomentum
-from thinwire.torch.exchange.recovery import Agreement, Recovery, fit, progress_of
+from thinwire.torch.exchange.recovery import Agreement, Recovery, fit, progress_of, recovering
 from thinwire.torch.exchange.rules import Codec, Rules, Structure
 from thinwire.torch.exchange.session import Session
 from thinwire.torch.exchange.warm_up import plan
@@ -113,6 +113,7 @@ class GradientExchange(Compression):
         self.momentum = OwnedMomentum(settings.momentum, settings.nesterov)
         self._step_tensors: list[Any] = []  # those of the last whole step, and their buckets
         self._step_buckets: list[FlatBucket] = []
+        self._whole = True  # parameters are of one step: no recovery was cut that replaces them
         self._warming_up = False  # whether the exchange is that of the warm-up
         self._warm_up = plan(
             warm_up_steps, warm_up_codec, self._rules, settings.momentum, automatic=self.automatic
@@ -494,17 +495,21 @@ class GradientExchange(Compression):
         Raises:
             InvalidArgumentError: torch has no process group.
             MismatchError: the ranks are not of one run.
+            PeerLostError: a rank of the new group was lost meanwhile. Call it again, in another.
+            DataLossError: so was the only rank with whole parameters, while it handed these over.
         """
         check_kind("made", made, (int, Mapping, type(None)), "steps, steps by parameter, or None")
         members = resolve(process_group, "recover")
         now, before = self._session.dissolve()
         codec = self.config.codec if self._auto is None else self.codec  # not those that took turns
         mine = progress_of(
-            self._session.ledger, codec, self.config.momentum, self.steps, made, users_of(members)
-        )
-        agreement = Agreement(mine, members)
-        kept = agreement.choose(now, before, self._session.ledger.touched())
-        kept = agreement.share_momentum(kept, self._sparse())
+            self._session.ledger, codec, self.config.momentum, self.steps, made, users_of(members),
+            self._whole,
+        )  # fmt: skip
+        with recovering(dist.get_rank(members)):
+            agreement = Agreement(mine, members)
+            kept = agreement.choose(now, before, self._session.ledger.touched())
+            kept = agreement.share_momentum(kept, self._sparse())
         if kept:
             kept = fit(kept, self.world_size, dist.get_world_size(members))
         self._process_group, self.steps = process_group, agreement.result.step
@@ -515,6 +520,20 @@ class GradientExchange(Compression):
         if self._warm_up is not None:  # the ranks may have stopped on both sides of its end
             self._take_phase(warming_up=self._warms_up(self.steps))
         return agreement.result
+
+    def _take_replica(
+        self, result: Recovery, module: torch.nn.Module | None, optimizer: Optimizer | None
+    ) -> None:
+        """Makes the replica that of the source, unless all are equal. Until all of it is here, this
+        rank is no source of a later recovery."""
+        if result.equal:
+            return
+        members = resolve(self._process_group, "recover")
+        rank = dist.get_rank(members)
+        self._whole = rank == result.source
+        with recovering(rank):
+            agree.replica_from_rank(result.source, module, optimizer, members)
+        self._whole = True
 
     @property
     def lost_last_step(self) -> bool:
@@ -536,6 +555,6 @@ class GradientExchange(Compression):
 
     def __getstate__(self) -> dict[str, Any]:
         raise errors.InvalidArgumentError(
-            f"a {type(self).__name__} holds connections and can't be pickled; save its "
+            f"{type(self).__name__} holds connections and can't be pickled; save its "
             "state_dict() instead"
         )

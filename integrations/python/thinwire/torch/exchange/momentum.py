@@ -6,6 +6,7 @@ arXiv 1712.01887, section 3). So the optimizer gets finished momentum in place o
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +18,8 @@ from thinwire.errors import InvalidArgumentError
 
 WEIGHT_DECAY = "thinwire_weight_decay"  # key of a param group whose weight decay has moved
 _SAMPLE = 4096  # this many elements of a gradient are compared before a step
+
+_paired: weakref.WeakSet[Optimizer] = weakref.WeakSet()
 
 
 class OwnedMomentum:
@@ -38,7 +41,14 @@ class OwnedMomentum:
 
     def pair(self, optimizer: Optimizer, moved: tuple[str, ...] = ()) -> None:
         """Watch the gradients and param groups of this optimizer; without `moved`, of one that
-        hands over finished momentum buffers itself (1-bit Adam)."""
+        hands over finished momentum buffers itself (1-bit Adam). InvalidArgumentError if it was
+        paired before."""
+        if optimizer in _paired:
+            raise InvalidArgumentError(
+                f"this {type(optimizer).__name__} is paired with an exchange of compress() "
+                "already; make a new optimizer"
+            )
+        _paired.add(optimizer)
         self._optimizer, self._moved = optimizer, moved
         optimizer.register_step_pre_hook(self._before_step)
 
@@ -81,7 +91,8 @@ class OwnedMomentum:
             for key in self._moved:
                 if group.get(key, 0) != 0:
                     fix = (
-                        "it belongs to the state; leave it at 0"
+                        "it belongs to the state; leave it at 0, and give a scheduler that cycles "
+                        "it cycle_momentum=False"
                         if key == "momentum"
                         else f"set group['{WEIGHT_DECAY}'] instead"
                     )
@@ -107,6 +118,11 @@ class OwnedMomentum:
                 "which clipping and unscaling would spoil. Under DDP clip by the options "
                 "clip_value= or clip_norm=, which act before the exchange; leave GradScaler out"
             )
+
+
+def has_moved(optimizer: Optimizer) -> bool:
+    """Return whether momentum and weight decay of a param group belong to an exchange."""
+    return any(WEIGHT_DECAY in group for group in optimizer.param_groups)
 
 
 def _mark_of(tensor: torch.Tensor) -> torch.Tensor:

@@ -8,12 +8,13 @@ have submitted it; one undo log is enough."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import contextlib
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
-from thinwire.errors import MismatchError
+from thinwire.errors import DataLossError, Error, MismatchError, PeerLostError
 from thinwire.torch import agree, group, tensors
 from thinwire.torch.exchange.bucket import Bucket
 from thinwire.torch.exchange.checkpoint import Memory, Residuals, merged
@@ -77,6 +78,7 @@ class Progress(NamedTuple):
     codec: str
     momentum: float
     users: Mapping[str, int]  # of group.users_of
+    whole: bool  # its parameters are of one step, and no recovery was cut that replaces them
 
     def of(self, name: str) -> int:
         return self.made_of.get(name, self.made)
@@ -100,10 +102,18 @@ class Agreement:
         dist.all_gather_object(reports, mine, group=process_group)
         group.count_alike(process_group, [report.users for report in reports])
         self._mine = mine
-        source = max(range(len(reports)), key=lambda r: (reports[r].order(), -r))
+        whole = [rank for rank, report in enumerate(reports) if report.whole]
+        if not whole:
+            raise DataLossError(
+                "recover: a recovery before this one was cut while every rank that is left took "
+                "parameters from one that is lost, so none has whole ones; load a checkpoint"
+            )
+        source = max(whole, key=lambda r: (reports[r].order(), -r))
         self.goal: Progress = reports[source]
         _check_distance(reports, self.goal)
-        equal = all((r.made, r.made_of) == (self.goal.made, self.goal.made_of) for r in reports)
+        equal = all(
+            r.whole and (r.made, r.made_of) == (self.goal.made, self.goal.made_of) for r in reports
+        )
         self.result = Recovery(self.goal.all_made(), source, equal)
 
     def choose(self, now: Residuals, before: Residuals, touched: Collection[str]) -> Residuals:
@@ -139,6 +149,20 @@ class Agreement:
         return shared
 
 
+@contextlib.contextmanager
+def recovering(rank: int) -> Iterator[None]:
+    """Torch's own errors in the block become a PeerLostError. rank: of the new group."""
+    try:
+        yield
+    except Error:
+        raise
+    except RuntimeError as error:
+        raise PeerLostError(
+            f"rank {rank}: recover() could not agree with the other ranks ({error}); make another "
+            "process group of the ranks that are left, and call recover() there"
+        ) from error
+
+
 def _check_distance(reports: Sequence[Progress], goal: Progress) -> None:
     for rank, report in enumerate(reports):
         if report.begun > goal.all_made() + _UNDER_WAY:
@@ -157,12 +181,13 @@ def progress_of(
     steps: int,
     made: Mapping[str, int] | int | None,
     users: Mapping[str, int],
+    whole: bool,
 ) -> Progress:
     """steps: that were submitted as a whole. made: as GradientExchange.recover takes it."""
     begun = steps + ledger.in_step
     default = made if isinstance(made, int) else steps - ledger.lost
     made_of = made if isinstance(made, Mapping) else {}
-    return Progress(default, begun, made_of, codec, momentum, users)
+    return Progress(default, begun, made_of, codec, momentum, users, whole)
 
 
 def fit(kept: Residuals, old: int, new: int) -> Residuals:

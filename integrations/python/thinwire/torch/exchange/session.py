@@ -97,6 +97,7 @@ class Session:
         self._last: frozenset[Bucket] = frozenset()  # those with a name, of the last step
         self._error: errors.Error | None = None
         self._closed = False
+        self._dissolved: tuple[checkpoint.Residuals, checkpoint.Residuals] | None = None
         self._home: HomeProcess | None = None  # of the connections
         self._end: weakref.finalize | None = None
 
@@ -250,7 +251,7 @@ class Session:
         """Hands a bucket to the library; no other code does. result: where to, if not in place."""
         address = tensor.data_ptr()
         target = address if result is None else result.data_ptr()
-        if bucket.parts:
+        if bucket.parts and bucket.numel > 0:
             work = handle_of(bucket, communicator).start(address, target, device.stream())
             self.ledger.submitted(bucket)  # a refused submission changes nothing that is kept
             return work
@@ -366,12 +367,15 @@ class Session:
         communicator = self._communicator
         if communicator is None:
             return self.restored, self.restored
+        if self._dissolved is not None:  # for a recovery that was cut
+            return self._dissolved
         self.abort(errors.Error(f"rank {self.rank} left the group to recover"))
         self.wait_idle()
         self._drain()
         now = self.memory()
         communicator.undo_residuals()
-        return now, self.memory()
+        self._dissolved = now, self.memory()
+        return self._dissolved
 
     def wait_idle(self) -> None:
         """Returns when nothing is in flight."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 import torch
 from torch.optim.optimizer import Optimizer
@@ -41,14 +41,18 @@ def check_trained(model: torch.nn.Module, names: Names) -> None:
         )
 
 
-def check_reduced(model: torch.nn.Module, names: Names) -> None:
+def check_reduced(
+    model: torch.nn.Module,
+    names: Collection[torch.Tensor],
+    fix: str = "close() that, and compress the model again",
+) -> None:
     """All parameters that are trained now were when their model was compressed."""
     for name, parameter in model.named_parameters():
         if parameter.requires_grad and parameter not in names:
             raise InvalidArgumentError(
                 f"parameter '{name}' is trained now, and was frozen or another tensor when its "
                 "model was compressed (load_state_dict(assign=True) makes other tensors), so its "
-                "gradient is not reduced; close() that, and compress the model again"
+                f"gradient is not reduced; {fix}"
             )
 
 

@@ -182,8 +182,7 @@ class ModuleCompression(GradientExchange):
         self._group, self._in_step = members, False
         self._passes.clear()
         self._pipeline.restart(result.step)
-        if not result.equal:
-            agree.replica_from_rank(result.source, self._model, self._optimizer, members)
+        self._take_replica(result, self._model, self._optimizer)
         return result
 
     def _made(self) -> Mapping[str, int] | None:
@@ -257,11 +256,10 @@ class OptimizedCompression(ModuleCompression):
             self.take_momentum(self._optimizer, self._names.get)
 
     def _on_gradient(self, parameter: torch.Tensor) -> None:
-        if self._accumulating:
-            return
-        self._lay_out()
-        bucket = self._pipeline.bucket_of[parameter]
-        if self._pipeline.begin(bucket):
+        if not self._accumulating:
+            self._lay_out()
+        bucket = self._pipeline.bucket_of.get(parameter)  # None: accumulated in the first step
+        if self._pipeline.is_due(bucket):
             error = errors.InvalidArgumentError(
                 f"rank {self.rank}: the gradient of '{self._names[parameter]}' was made while its "
                 "last step was still due, so the forward pass has not waited for it; call finish() "
@@ -269,6 +267,9 @@ class OptimizedCompression(ModuleCompression):
                 "torch.compiler.reset() after compress() if the model was compiled and used before"
             )
             raise errors.again(self.fail(error))
+        if bucket is None or self._accumulating:
+            return
+        self._pipeline.begin(bucket)
         if self._delay is not None:
             self._delay.make_room(bucket)
         if bucket.phase is Phase.IN_FLIGHT:
@@ -294,6 +295,13 @@ class OptimizedCompression(ModuleCompression):
         self._lay_out()
         checks.check_gradients(self._optimizer, self._names)
         self.momentum.check()
+        if not self._pipeline.synchronized and private.is_stepped_by_scaler():
+            checks.check_can_synchronize(self._delay is not None, self)
+            raise errors.InvalidArgumentError(
+                "a GradScaler steps this optimizer, and has unscaled gradients that had been sent "
+                "already; call synchronize() of what compress() returned after backward() and "
+                "before unscale_() and step() of the scaler"
+            )
         if self._delay is not None and self._delay.begun():
             self._delay.step()
             return loss

@@ -141,13 +141,16 @@ class StepPipeline:
             for group in self._optimizer.param_groups
         ]
 
-    def begin(self, bucket: GradientBucket) -> bool:
-        """Before new gradients of the bucket are sent. Returns whether its last step is still due,
-        which a forward pass would have made that waits for its parameters."""
+    def is_due(self, bucket: GradientBucket | None) -> bool:
+        """Return whether the bucket's last step is still due, which a forward pass would have made
+        that waits for its parameters."""
+        return bucket in self._deferred
+
+    def begin(self, bucket: GradientBucket) -> None:
+        """Before new gradients of the bucket are sent."""
         if bucket.phase is Phase.REDUCED:
             bucket.phase = Phase.IDLE  # its step was left out, as a loss scaler does
             bucket.made += 1
-        return bucket in self._deferred
 
     def send(self, bucket: GradientBucket) -> None:
         """Submits the bucket. If that fails, all ranks are told why, since this one can't finish

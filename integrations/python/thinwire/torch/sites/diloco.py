@@ -200,9 +200,9 @@ class DiLoCo:
             self.close()
 
     def saw(self, samples: float) -> None:
-        """Count samples, or tokens, of the next steps as this member's weight in its round. Either
-        all members call it, or none: else the round is a MismatchError on all. Raises
-        InvalidArgumentError unless it is a number from 0 to 1e18."""
+        """Count samples, or tokens, of the next steps as this member's weight in its round. All
+        members, and all ranks of a site, call it, or none does: else the round is a MismatchError
+        on all. Raises InvalidArgumentError unless it is a number from 0 to 1e18."""
         try:
             count = math.nan if isinstance(samples, str) else float(samples)
         except (TypeError, ValueError, ArithmeticError, RuntimeError):  # a tensor of many elements
@@ -270,7 +270,7 @@ class DiLoCo:
             return
         told = self._work if self._saw else 0.0
         fragment = rounds.begun % len(self._fragments)
-        happens, work = site.plan(happens, fragment, 0.0 if site.leads else told)
+        happens, work = site.plan(happens, fragment, 0.0 if site.leads else told, self._counts())
         if site.leads:
             self._work += work
             if happens != NOTHING:
@@ -287,6 +287,10 @@ class DiLoCo:
             rounds.resume(progress.rounds)
             self._pace.since, self._pace.steps = progress.since, progress.steps
 
+    def _counts(self) -> str:
+        """Return what this member's weight is, one of WEIGHTS."""
+        return "weight=" if self._weight is not None else "saw()" if self._saw else "steps"
+
     def _meet(self) -> None:
         self._rounds.meet()
         if self._restored:
@@ -300,7 +304,6 @@ class DiLoCo:
         fragment = self._fragments[self._rounds.begun % len(self._fragments)]
         fragment.check()
         weight = self._work - fragment.mark if self._weight is None else self._weight
-        counts = "weight=" if self._weight is not None else "saw()" if self._saw else "steps"
         fragment.mark = self._work
         residuals: Values = {}  # whole when Rounds has taken all pieces
         if weight > 0:
@@ -313,7 +316,9 @@ class DiLoCo:
             self._at_begin[self._rounds.begun] = fragment.copy()
         self._pace.began()
         self._left.append(self._delay)
-        self._rounds.begin(fragment.number, fragment.codec, pieces, residuals, weight, counts)
+        self._rounds.begin(
+            fragment.number, fragment.codec, pieces, residuals, weight, self._counts()
+        )
 
     def _end(self) -> None:
         self._rounds.end(self._rounds.open[0])

@@ -8,7 +8,7 @@ import ctypes
 import json
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
@@ -30,6 +30,18 @@ from thinwire.torch.sites.updates import (
 NO_DIGEST = bytes(16)
 WEIGHTS = ("weight=", "steps", "saw()")  # what a member's weight may be
 MOST_WORK = 1e18  # that a member counts in a round, so that sums of weights stay finite
+
+
+def check_counts(counts: Mapping[str, int]) -> None:
+    """MismatchError if some weigh by saw() and others by steps. counts: by who they are, indices
+    into WEIGHTS."""
+    who = {WEIGHTS[kind]: each for each, kind in reversed(counts.items())}
+    if {"saw()", "steps"} <= who.keys():
+        raise errors.MismatchError(
+            f"{who['saw()']} weighs by what it saw() and {who['steps']} by its steps, expected one "
+            "of the two; call saw() on all members, and all ranks of a site, before each step, or "
+            "on none, or pass weight="
+        )
 
 
 class Members(Protocol):

@@ -51,6 +51,7 @@ from thinwire.torch.sites.round import (
     Report,
     Round,
     add_hidden,
+    check_counts,
     combine,
     reduce_owned,
 )
@@ -619,11 +620,7 @@ def _check_heads(heads: list[tuple], epoch: Epoch) -> None:
                 f"member {rank} ('{epoch.names[rank]}') has weight {head[3]}, expected 0 to "
                 f"{MOST_WORK:g}; look at what it passes to saw()"
             )
-    rank_of = {head[6]: rank for rank, head in enumerate(heads) if head[3] > 0}
-    by = [rank_of.get(WEIGHTS.index(counts)) for counts in ("saw()", "steps")]
-    if None not in by:
-        saw, other = (f"member {rank} ('{epoch.names[rank]}')" for rank in by)
-        raise errors.MismatchError(
-            f"{saw} weighs by what it saw() and {other} by its steps, expected one of the two; "
-            "call saw() on all members before each step, or on none, or pass weight="
-        )
+    check_counts({
+        f"member {rank} ('{epoch.names[rank]}')": head[6]
+        for rank, head in enumerate(heads) if head[3] > 0
+    })  # fmt: skip

@@ -29,11 +29,13 @@ from thinwire.torch import group
 from thinwire.torch.agree import digest
 from thinwire.torch.sites.fragments import Fragment
 from thinwire.torch.sites.meeting import Epoch, Meeting
+from thinwire.torch.sites.round import WEIGHTS, check_counts
 
 NOTHING, ACT, BEGIN = range(3)  # what happens at a point; BEGIN: a round begins
 
-# A number of those above, the fragment, work that is counted, digest of what must be alike.
-_PLAN = struct.Struct("<BIdQ")
+# A number of those above, the fragment, work that is counted, what counts it, as an index into
+# WEIGHTS, and a digest of what must be alike.
+_PLAN = struct.Struct("<BIdBQ")
 _DIGEST = struct.Struct("<Q")
 _PROGRESS = struct.Struct("<?QQQI")  # whether it is over, and Progress
 _SIGN_S = 0.25  # between two signs of life, at most
@@ -76,18 +78,19 @@ class Site:
         self.rank, self.leads = joined.rank, joined.rank == 0
         self.open = 0  # rounds under way at the first rank
 
-    def plan(self, happens: int, fragment: int, work: float) -> tuple[int, float]:
+    def plan(self, happens: int, fragment: int, work: float, counts: str) -> tuple[int, float]:
         """Return what happens now by the first rank's word, and the work that all other ranks have
-        counted. MismatchError on all ranks if they are not alike, or if a round begins and their
-        parameters differ."""
-        mine = _PLAN.pack(happens, fragment, work, self._alike)
+        counted. counts: what the work is, one of WEIGHTS. MismatchError on all ranks if they are
+        not alike, or if a round begins and their parameters differ."""
+        mine = _PLAN.pack(happens, fragment, work, WEIGHTS.index(counts), self._alike)
         told = [_PLAN.unpack(each) for each in self._meeting.tell("plan", mine)]
-        others = [rank for rank, each in enumerate(told) if each[3] != told[0][3]]
+        others = [rank for rank, each in enumerate(told) if each[4] != told[0][4]]
         if others:
             raise errors.MismatchError(
                 f"ranks {others} of the site have other fragments, sync_every or options than its "
                 "rank 0; pass the same arguments on all ranks of a site"
             )
+        check_counts({f"rank {rank} of the site": each[3] for rank, each in enumerate(told)})
         happens, fragment = told[0][:2]
         if happens == BEGIN:
             self._check_equal(self._fragments[fragment])
