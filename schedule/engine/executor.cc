@@ -110,6 +110,10 @@ void Lane::WaitForAll() {
 absl::Status Lane::Finish() {
   if (expected_ != nullptr) {  // it failed half-way, and the next hop would write into its memory
     plane().Abort(OfTensor(plane().rank(), use().label, status));
+    // If it were dropped, that could be the first failure of a plane which another thread is only
+    // just telling of this one.
+    expected_->Send(std::vector<Bytes>(static_cast<size_t>(plane().size())));
+    expected_->Wait(Deadline::max()).IgnoreError();
     expected_.reset();
   }
   run_.reset();

@@ -15,6 +15,8 @@ namespace thinwire {
 struct AheadCounts {
   std::atomic<int> expected{0};
   std::atomic<int> started{0};  // with blocks to send at once
+  std::atomic<int> dropped{0};  // of those expected: destroyed before they were waited for
+  bool fails = false;           // every exchange, when it is waited for
 };
 
 class AheadPlane final : public PlaneOver {
@@ -30,21 +32,31 @@ class AheadPlane final : public PlaneOver {
   }
   std::unique_ptr<Exchange> Expect(uint64_t tag, std::span<const MutableBytes> recv) override {
     ++counts_.expected;
-    return std::make_unique<Expected>(*inner_, tag, recv);
+    return std::make_unique<Expected>(*inner_, tag, recv, counts_);
   }
 
  private:
   class Expected final : public Exchange {
    public:
-    Expected(DataPlane& inner, uint64_t tag, std::span<const MutableBytes> recv)
-        : inner_(inner), tag_(tag), recv_(recv.begin(), recv.end()) {}
+    Expected(DataPlane& inner, uint64_t tag, std::span<const MutableBytes> recv,
+             AheadCounts& counts)
+        : inner_(inner), tag_(tag), recv_(recv.begin(), recv.end()), counts_(counts) {}
+    ~Expected() override {
+      if (!waited_) ++counts_.dropped;
+    }
     void Send(std::span<const Bytes> send) override { sent_ = inner_.Start(tag_, send, recv_); }
-    absl::Status Wait(Deadline deadline) override { return sent_->Wait(deadline); }
+    absl::Status Wait(Deadline deadline) override {
+      waited_ = true;
+      const absl::Status status = sent_->Wait(deadline);
+      return counts_.fails ? absl::UnavailableError("a peer is lost") : status;
+    }
 
    private:
     DataPlane& inner_;
     const uint64_t tag_;
     const std::vector<MutableBytes> recv_;
+    AheadCounts& counts_;
+    bool waited_ = false;
     std::unique_ptr<Exchange> sent_;
   };
 

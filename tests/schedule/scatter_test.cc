@@ -307,5 +307,22 @@ TEST(Collectives, ReceiveAheadWhereTheCodecWorks) {
   }
 }
 
+// A plane that hears of a failure from another one may not have heard yet, and takes an exchange
+// that is dropped for the first reason.
+TEST(Collectives, AnExchangeBegunAheadOfOneThatFailsIsWaitedFor) {
+  AheadCounts counts{.fails = true};
+  std::vector<Transport> transports = Connect(Wire::kInProcess, 2);
+  for (Transport& transport : transports) {
+    transport.data = std::make_unique<AheadPlane>(std::move(transport.data), counts);
+  }
+  RunRanks(std::move(transports), SmallChunks("int4"), [](int, Engine& engine) {
+    std::vector<float> values(6000, 1.0f);
+    const absl::Status status = Perform(engine, Collective::kAllReduce, View(values), View(values));
+    EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
+  });
+  EXPECT_GT(counts.expected, 1);
+  EXPECT_EQ(counts.dropped, 0);
+}
+
 }  // namespace
 }  // namespace thinwire
