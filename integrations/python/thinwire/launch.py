@@ -357,14 +357,19 @@ def start_here(ranks: int) -> int:
     the first rank that fails, which ends the others."""
     with socket.create_server(("127.0.0.1", 0)) as reserved:
         port = reserved.getsockname()[1]
-    follow = functools.partial(_follow, os.getpid())
     begun: list[subprocess.Popen[bytes]] = []
     try:
-        for rank in range(ranks):
-            place = Place(rank, ranks, rank, ranks, "127.0.0.1", port, "thinwire")
-            command = [sys.executable, "-m", "thinwire", *sys.argv[1:]]
-            variables = os.environ | place.variables() | {"OMP_NUM_THREADS": "1"}
-            begun.append(subprocess.Popen(command, env=variables, preexec_fn=follow))
+        # Python loses a KeyboardInterrupt that comes in a function which runs after a fork.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        follow = functools.partial(_follow, os.getpid(), mask)
+        try:
+            for rank in range(ranks):
+                place = Place(rank, ranks, rank, ranks, "127.0.0.1", port, "thinwire")
+                command = [sys.executable, "-m", "thinwire", *sys.argv[1:]]
+                variables = os.environ | place.variables() | {"OMP_NUM_THREADS": "1"}
+                begun.append(subprocess.Popen(command, env=variables, preexec_fn=follow))
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         while not any(ended := [each.poll() for each in begun]) and None in ended:
             time.sleep(_LOOK_S)
         return next(filter(None, ended), 0)
@@ -375,10 +380,13 @@ def start_here(ranks: int) -> int:
             each.wait()
 
 
-def _follow(parent: int) -> None:
-    """In a new process: out of the terminal's signals, so that Ctrl-C is for its parent alone, and
-    SIGTERM when the thread that has started it ends."""
+def _follow(parent: int, mask: set[signal.Signals]) -> None:
+    """In a new process, where SIGINT is blocked: out of the terminal's signals, so that Ctrl-C is
+    for its parent alone, and SIGTERM when the thread that has started it ends."""
     os.setpgid(0, 0)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # one that has come since the fork goes
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:  # it has ended meanwhile
         os.kill(os.getpid(), signal.SIGTERM)

@@ -87,6 +87,22 @@ def test_ctrl_c_is_one_line_and_leaves_no_rank(ranks_began):
         time.sleep(0.05)
 
 
+def test_ctrl_c_right_after_a_fork_is_heard():
+    """Python runs functions in the parent then, and loses what they raise."""
+    program = """
+import os, signal, sys
+from thinwire import cli
+sys.argv[1:] = ["bench", "--sizes", "64", "--seconds", "600"]
+os.register_at_fork(after_in_parent=lambda: os.kill(os.getpid(), signal.SIGINT))
+sys.exit(cli.main(sys.argv[1:]))
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, timeout=HANG_S, check=False
+    )
+    told = (ended.returncode, ended.stdout, ended.stderr)
+    assert told == (130, b"", b"thinwire bench: interrupted\n")
+
+
 def _descendants(pid: int) -> list[int]:
     try:
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
