@@ -384,8 +384,8 @@ def _follow(parent: int, mask: set[signal.Signals]) -> None:
     """In a new process, where SIGINT is blocked: out of the terminal's signals, so that Ctrl-C is
     for its parent alone, and SIGTERM when the thread that has started it ends."""
     os.setpgid(0, 0)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # one that has come since the fork goes
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # one that has come since the fork goes
+    signal.signal(signal.SIGINT, handler)
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:  # it has ended meanwhile

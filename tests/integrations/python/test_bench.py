@@ -73,7 +73,7 @@ def test_ctrl_c_is_one_line_and_leaves_no_rank(ranks_began):
     bench = subprocess.Popen(
         again, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         start_new_session=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        preexec_fn=_heed_ctrl_c,
     )  # fmt: skip
     end = time.monotonic() + HANG_S
     while time.monotonic() < end and len(_descendants(bench.pid)) < (2 if ranks_began else 1):
@@ -97,10 +97,16 @@ os.register_at_fork(after_in_parent=lambda: os.kill(os.getpid(), signal.SIGINT))
 sys.exit(cli.main(sys.argv[1:]))
 """
     ended = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, timeout=HANG_S, check=False
-    )
+        [sys.executable, "-c", program], capture_output=True, timeout=HANG_S, check=False,
+        preexec_fn=_heed_ctrl_c,
+    )  # fmt: skip
     told = (ended.returncode, ended.stdout, ended.stderr)
     assert told == (130, b"", b"thinwire bench: interrupted\n")
+
+
+def _heed_ctrl_c() -> None:
+    """Also where this one ignores it, as the background jobs of a script do."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _descendants(pid: int) -> list[int]:

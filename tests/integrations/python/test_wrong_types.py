@@ -128,8 +128,8 @@ def callables_of(name: str, found: Any) -> Iterator[str]:
 
 # Made by other calls; and the hook, which torch alone calls with a bucket.
 MADE_ELSEWHERE = {
-    "Bucket", "State.note_bypassed", "Work", "hook", "horovod.Compression", "horovod.Compressor",
-    "horovod.Handle", "horovod.Op", "horovod.ReducingOptimizer",
+    "Bucket", "State.note_bypassed", "State.watch", "Work", "hook", "horovod.Compression",
+    "horovod.Compressor", "horovod.Handle", "horovod.Op", "horovod.ReducingOptimizer",
 }  # fmt: skip
 
 
