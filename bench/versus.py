@@ -79,7 +79,7 @@ def rows() -> list[Row]:
             found.append(Row(f"ddp int4, 2 ranks, {link}", "ddp int4", 2, link, 0.3, 11))
     for order in ("announced", "predicted"):
         name = f"p3 {order} int4, 2 ranks, 200mbit"
-        found.append(Row(name, f"p3 {order}", 2, "200mbit", 1.2, 9))
+        found.append(Row(name, f"p3 {order} int4", 2, "200mbit", 1.2, 9))
     return found
 
 
@@ -269,7 +269,8 @@ def steps(kind: str, *options: str) -> Turn:
     if kind == "ddp":
         subject = models.ddp(*options)
     else:
-        subject = priority.order("p3 planned" if options == ("predicted",) else "p3")
+        order, _ = options  # priority.order() has one codec
+        subject = priority.order("p3 planned" if order == "predicted" else "p3")
     turn = subject.__enter__()
 
     def again(repeats: int) -> float:
@@ -287,7 +288,7 @@ def make(subject: str, folder: Path) -> Turn:
 
 def be_rank(path: str) -> None:
     """Answers each (subject, repetitions), such as ("allreduce int4 1048576", 9), "ddp int4" or
-    "p3 announced", with seconds of one repetition. All ranks get the same. A subject is made
+    "p3 announced int4", with seconds of one repetition. All ranks get the same. A subject is made
     at its first turn and stays."""
     with Client(path) as pipe, contextlib.suppress(EOFError):
         while True:
