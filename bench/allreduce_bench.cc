@@ -152,7 +152,7 @@ tw_comm* Connect(const Setup& setup, const std::string& row) {
   return comm;
 }
 
-// Of one call; of small tensors the mean of kSmallCalls in a row.
+// A call takes so many seconds; for small tensors it is the mean of kSmallCalls in a row.
 double Seconds(size_t bytes, const std::function<void()>& call) {
   const int calls = bytes <= kSmall ? kSmallCalls : 1;
   const double begin = Now();

@@ -31,7 +31,7 @@ COLUMNS = {
 
 
 class Model:
-    """What each tensor weighs and how long its layer computes (backward: twice the forward's).
+    """Each tensor's elements, and how long its layer computes (backward: twice the forward's).
 
     batch: samples of a step."""
 

@@ -110,8 +110,8 @@ def lose_the_means(until: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(comm.Bucket, "wait_stream", wait_stream)
 
 
-def one_lacks_the_step(rank: int, way: str, folder: str):
-    """Rank 1 has made a step, to the last parameter, when it fails on rank 0."""
+def fail_on_rank_0(rank: int, way: str, folder: str):
+    """Return a trainer. Rank 1 has made a step, to the last parameter, when it fails on rank 0."""
     trainer, made = Trainer(way), Path(folder) / "made"
     for step in range(LAST):
         trainer.step(step, rank)
@@ -125,6 +125,11 @@ def one_lacks_the_step(rank: int, way: str, folder: str):
         trainer.step(LAST, rank)
         trainer.finish()
         made.touch()
+    return trainer
+
+
+def one_lacks_the_step(rank: int, way: str, folder: str):
+    trainer = fail_on_rank_0(rank, way, folder)
     regroup(folder, rank, 2)
     result = trainer.recover()
     bits, kept, before = digest(trainer.model), trainer.kept(), trainer.loss()
@@ -165,22 +170,9 @@ def test_a_step_that_one_rank_lacks_counts_as_made(way, tmp_path):
 
 
 def cut_recovery(rank: int, way: str, folder: str, cut: str):
-    """Rank 1 has made a step that fails on rank 0. The first recovery fails in a collective of
-    torch's, as where a third rank is lost, and the second one goes through."""
-    trainer, made = Trainer(way), Path(folder) / "made"
-    for step in range(LAST):
-        trainer.step(step, rank)
-    trainer.finish()
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        if rank == 0:
-            lose_the_means(made, monkeypatch)
-            with pytest.raises(thinwire.PeerLostError):
-                trainer.step(LAST, rank)
-                trainer.finish()
-        else:
-            trainer.step(LAST, rank)
-            trainer.finish()
-            made.touch()
+    """The first recovery fails in a collective of torch's, as where a third rank is lost, and the
+    second one goes through."""
+    trainer = fail_on_rank_0(rank, way, folder)
     regroup(folder, rank, 2)
     with pytest.MonkeyPatch.context() as monkeypatch:
         calls, collective = [], getattr(dist, cut)

@@ -13,8 +13,8 @@ import queue
 import sys
 import threading
 import weakref
-from collections.abc import Callable
-from types import MethodType
+from collections.abc import Callable, Collection
+from types import CodeType, MethodType
 from typing import Any
 
 import torch
@@ -190,13 +190,7 @@ def in_inner_backward() -> bool:
     apply_boxed is new in 2.13."""
     functions = torch.autograd.function.BackwardCFunction
     methods = (functions.apply, getattr(functions, "apply_boxed", functions.apply))
-    codes = {method.__code__ for method in methods}
-    frame = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code in codes:
-            return True
-        frame = frame.f_back
-    return False
+    return _is_called_by({method.__code__ for method in methods})
 
 
 def gathered_dtype(module: torch.nn.Module) -> torch.dtype | None:
@@ -311,10 +305,14 @@ def is_stepped_by_scaler() -> bool:
 
     It unscales gradients in place, which does not count as a change (version_of()), or has a fused
     optimizer unscale them, and only the frame of its step() tells. Torch 2.3 to 2.14."""
-    code = torch.amp.GradScaler.step.__code__
+    return _is_called_by({torch.amp.GradScaler.step.__code__})
+
+
+def _is_called_by(codes: Collection[CodeType]) -> bool:
+    """Return whether one of these functions is running on this thread."""
     frame = sys._getframe(1)
     while frame is not None:
-        if frame.f_code is code:
+        if frame.f_code in codes:
             return True
         frame = frame.f_back
     return False
