@@ -55,15 +55,17 @@ struct StoreHead {
     kEnter,     // the first message of a worker's process
     kIdle,      // the worker computes no gradient until its next pull; slice: kNoSlice; number: of
                 // these messages
-    kTake,  // to server 0; slice: which share of the worker's, from 1; number: of the range that
-            // it asks for, from 1; have: its ranges up to this one are applied; request; body:
-            // WorkPlan. It comes again, with the same request, after a kWork that says "wait"
+    kTake,   // to server 0; slice: which share of the worker's, from 1; number: of the range that
+             // it asks for, from 1; have: its ranges up to this one are applied; request; body:
+             // WorkPlan. It comes again, with the same request, after a kWork that says "wait"
+    kLeave,  // the last message to a server with a journal; slice: kNoSlice. The connection's end
+             // may come while the server is away, which would then wait for the worker
     // From a server.
     kValues,   // slice, request, form, number: publication, have: that it follows; body
     kDone,     // answers kTogether: slice, number; body: why nothing was done, or none; have: 1 if
                // the server has a journal, so that it can come back
     kState,    // answers kGet: slice, request; body
-    kStored,   // answers kPush and kIdle of a server with a journal: slice, number
+    kStored,   // answers kPush, kIdle and kLeave at a server with a journal: slice, number
     kWelcome,  // answers kEnter: have: as kDone's; number: 1 if the store was set up before, and
                // the worker joins it; body: the number of the last call of each kind, that goes
                // without it (ByteWriter)

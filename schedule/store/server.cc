@@ -29,6 +29,7 @@ void StoreServer::OnMessage(int worker, int priority, std::string_view bytes,
     return Fail(absl::Status(head.status().code(),
                              absl::StrCat("worker ", worker, ": ", head.status().message())));
   }
+  if (head->kind == Kind::kLeave) return OnLeave(worker, priority, *head, now);
   const absl::Status& lost = members_[static_cast<size_t>(worker)].lost;
   if (!lost.ok()) {
     return Tell(
@@ -69,6 +70,11 @@ void StoreServer::OnEnter(int worker) {
          .number = member.joined ? uint64_t{1} : uint64_t{0},
          .have = options_.has_journal ? uint64_t{1} : uint64_t{0}},
         std::move(calls).Finish());
+}
+
+void StoreServer::OnLeave(int worker, int priority, const StoreHead& head, Deadline now) {
+  OnLost(worker, absl::CancelledError("it left"), now);
+  send_(worker, priority, {.kind = Kind::kStored, .slice = head.slice, .number = head.number}, {});
 }
 
 void StoreServer::Join(int worker) {

@@ -217,6 +217,7 @@ class StoreServer {
   bool may_be_joined() const { return is_set_up_ && mode_.goes_on_without(); }
   bool is_here(int worker) const { return members_[static_cast<size_t>(worker)].lost.ok(); }
   void OnEnter(int worker);
+  void OnLeave(int worker, int priority, const StoreHead& head, Deadline now);
   void Join(int worker);
   // Only this worker is told, and lost.
   void Refuse(int worker, const absl::Status& reason, Deadline now);

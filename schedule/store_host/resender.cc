@@ -12,6 +12,7 @@ Resender::Answer Resender::AnswerOf(const StoreHead& head) {
   switch (head.kind) {
     case Kind::kPush:
     case Kind::kIdle:
+    case Kind::kLeave:
     case Kind::kStored: return {Kind::kStored, head.slice, head.number};
     case Kind::kPull:
     case Kind::kPushPull:
@@ -79,6 +80,11 @@ void Resender::OnJoined() {
 absl::Status Resender::LostBefore(Deadline since) const {
   const absl::MutexLock lock(&mu_);
   return lost_since_.has_value() && *lost_since_ < since ? loss_ : absl::OkStatus();
+}
+
+bool Resender::has_journal() const {
+  const absl::MutexLock lock(&mu_);
+  return has_journal_;
 }
 
 bool Resender::is_empty() const {

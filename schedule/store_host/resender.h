@@ -36,6 +36,7 @@ class Resender {
 
   // The loss, if the server has been away since before `since`; else OK.
   absl::Status LostBefore(Deadline since) const;
+  bool has_journal() const;
   bool is_empty() const;
 
  private:

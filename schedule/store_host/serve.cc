@@ -68,12 +68,15 @@ absl::Status Serve(MessagePlane& plane, StoreServer::Options options,
       });
   const Deadline start = Clock::now();
   std::set<int> missing;  // workers of the former process, until they come again
+  Deadline stays_until = start;
   if (journal != nullptr) {
     const absl::StatusOr<bool> back = ApplyAll(*journal, server);
     unread = back.status();
     const std::vector<int> awaited = server.AwaitedWorkers();
     if (back.ok() && *back) missing.insert(awaited.begin(), awaited.end());
     is_coming_back = false;
+    // The last worker may not have heard that it has left.
+    if (back.ok() && server.is_deserted()) stays_until = start + kFarewell;
   }
   if (!unread.ok()) {
     server.Fail(unread);
@@ -92,8 +95,9 @@ absl::Status Serve(MessagePlane& plane, StoreServer::Options options,
   std::set<int> connected;
   Deadline alone_since = Clock::now();
   Deadline next_tick = alone_since + kTick;
-  while (!server.is_deserted() &&
-         (server.failure().ok() || !connected.empty() || !missing.empty())) {
+  while (Clock::now() < stays_until ||
+         (!server.is_deserted() &&
+          (server.failure().ok() || !connected.empty() || !missing.empty()))) {
     absl::StatusOr<MessageEvent> event = plane.Receive(std::min(next_tick, server.next_grace()));
     const Deadline now = Clock::now();
     if (!event.ok() && !absl::IsDeadlineExceeded(event.status())) return event.status();

@@ -81,15 +81,19 @@ StoreWorker::~StoreWorker() { Close().IgnoreError(); }
 absl::Status StoreWorker::Close() {
   if (is_closed_) return absl::OkStatus();
   is_closed_ = true;
-  // A server with a journal that is away gets the rest when it is back.
-  Await(
-      [&] {
-        mu_.AssertHeld();
-        return std::ranges::all_of(resenders_,
-                                   [](const auto& resender) { return resender->is_empty(); });
-      },
-      [] { return std::string("a server has not answered everything"); })
-      .IgnoreError();
+  // A server with a journal that is away gets the rest when it is back, and then that this worker
+  // leaves: it waits for all whose leaving it has not heard of.
+  if (AwaitAnswers().ok()) {
+    {
+      const absl::MutexLock lock(&mu_);
+      is_leaving_ = true;
+    }
+    for (size_t server = 0; server < resenders_.size(); ++server) {
+      if (!resenders_[server]->has_journal()) continue;
+      SendTo(server, kLast, {.kind = Kind::kLeave, .slice = StoreHead::kNoSlice}, {}).IgnoreError();
+    }
+    AwaitAnswers().IgnoreError();
+  }
   absl::Status failure;
   {
     const absl::MutexLock lock(&mu_);
@@ -101,6 +105,16 @@ absl::Status StoreWorker::Close() {
       plane_->Close(Clock::now() + (failure.ok() ? options_.timeout : kFailedClose));
   receiver_.join();
   return failure.ok() ? closed : failure;
+}
+
+absl::Status StoreWorker::AwaitAnswers() {
+  return Await(
+      [&] {
+        mu_.AssertHeld();
+        return std::ranges::all_of(resenders_,
+                                   [](const auto& resender) { return resender->is_empty(); });
+      },
+      [] { return std::string("a server has not answered everything"); });
 }
 
 absl::Status StoreWorker::Connect() {

@@ -34,13 +34,15 @@ void StoreWorker::Receive() {
 
 void StoreWorker::OnPeer(const PeerEvent& event) {
   const int server = event.peer - options_.workers;
+  Resender& resender = *resenders_[static_cast<size_t>(server)];
   {
     const absl::MutexLock lock(&mu_);
     if (is_closing_) return;
+    // A server that knows that this worker leaves may go.
+    if (is_leaving_ && resender.is_empty()) return changed_.SignalAll();
     if (event.kind == PeerEvent::Kind::kJoined) connected_.insert(server);
     changed_.SignalAll();
   }
-  Resender& resender = *resenders_[static_cast<size_t>(server)];
   if (event.kind == PeerEvent::Kind::kJoined) return resender.OnJoined();
   if (resender.OnLost(event.reason, Clock::now())) return;
   Fail(absl::UnavailableError(

@@ -26,13 +26,15 @@
 namespace thinwire {
 namespace {
 
-// A plane whose owner stops dead after so many events: nothing is closed, and nobody is told.
+// A plane whose owner stops dead after so many events: nothing is closed, nobody is told, and what
+// it answers to the last one is lost.
 class DyingPlane final : public MessagePlane {
  public:
   DyingPlane(std::unique_ptr<MessagePlane> plane, uint64_t events)
       : plane_(std::move(plane)), events_(events) {}
   int rank() const override { return plane_->rank(); }
   absl::Status Send(int peer, int priority, std::string head, std::vector<uint8_t> body) override {
+    if (events_ == 0) return absl::OkStatus();
     return plane_->Send(peer, priority, std::move(head), std::move(body));
   }
   absl::StatusOr<MessageEvent> Receive(Deadline deadline) override {
@@ -246,6 +248,66 @@ TEST(StoreRestartTest, AServerThatStaysAwayIsAnErrorAtTheDeadline) {
     EXPECT_TRUE(absl::IsUnavailable(status)) << status;
     EXPECT_NE(status.message().find("did not come back"), std::string::npos) << status;
   });
+}
+
+// The worker that leaves while the server is away waits for it, so that the others need not wait
+// for the worker.
+TEST(StoreRestartTest, AWorkerThatLeavesWhileTheServerIsAwayHasLeft) {
+  StoreRanks store{.workers = 2};
+  store.timeout = std::chrono::seconds(5);
+  const OwnFolder folder;
+  absl::Notification is_away;
+  store.serve = [&](int server) {
+    return ServeAndDie(store, server, {.folder = folder.path()}, {12}, [&] {
+      is_away.Notify();
+      absl::SleepFor(absl::Milliseconds(200));  // a worker that does not wait is gone by then
+    });
+  };
+  store.Run([&](std::unique_ptr<StoreWorker>& kv) {
+    std::vector<float> w(10);
+    ASSERT_TRUE(kv->Init(std::vector<StoreWorker::Value>{{"w", View(w)}}).ok());
+    ASSERT_TRUE(kv->SetOptimizer("add:lr=1").ok());
+    if (kv->rank() == 1) return is_away.WaitForNotification();  // and closes
+    for (int pull = 0; pull < 5; ++pull) {
+      ASSERT_TRUE(kv->Pull("w", View(w), 0).ok());
+      const absl::Status waited = kv->WaitAll();
+      ASSERT_TRUE(waited.ok()) << waited;
+    }
+  });
+  EXPECT_TRUE(store.served[0].ok()) << store.served[0];
+}
+
+// It died before the last worker heard that it had left.
+TEST(StoreRestartTest, AServerThatComesBackWhenAllHaveLeftAnswersThem) {
+  StoreRanks store{.workers = 1};
+  const OwnFolder folder;
+  const StoreHead leave{.kind = StoreHead::Kind::kLeave, .slice = StoreHead::kNoSlice};
+  const JournalSpec spec{.folder = folder.path()};
+  {
+    auto journal = Journal::Open(spec, 0);
+    ASSERT_TRUE(journal.ok() && (*journal)->Begin({.id = "run", .workers = 1}).ok());
+    ASSERT_TRUE(
+        (*journal)
+            ->Append({.kind = StoreRecord::Kind::kMessage, .head = leave.ToBytes(), .body = {}})
+            .ok());
+  }
+  absl::Status served;
+  std::thread server([&] { served = ServeAndDie(store, 0, spec, {}); });
+  auto worker = store.WorkerPlane(0);
+  std::vector<MessageEvent> events;
+  for (int i = 0; i < 2; ++i) {
+    auto event = worker->Receive(Clock::now() + std::chrono::seconds(20));
+    ASSERT_TRUE(event.ok()) << event.status();
+    if (i == 0) {
+      ASSERT_TRUE(worker->Send(RankOfServer(1, 0), 0, leave.ToBytes(), {}).ok());
+    }
+    events.push_back(*std::move(event));
+  }
+  ASSERT_TRUE(std::holds_alternative<Message>(events[1]));
+  EXPECT_EQ(StoreHead::Parse(std::get<Message>(events[1]).head)->kind, StoreHead::Kind::kStored);
+  EXPECT_TRUE(worker->Close(Clock::now() + std::chrono::seconds(20)).ok());
+  server.join();
+  EXPECT_TRUE(served.ok()) << served;
 }
 
 // The worker dies while the server is away, so that nobody tells the server of it.
