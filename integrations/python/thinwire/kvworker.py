@@ -16,7 +16,7 @@ import torch
 
 from thinwire import _library, kvspecs
 from thinwire import row_sparse as rows
-from thinwire.arguments import is_number, is_text
+from thinwire.arguments import check_flag, is_number, is_text, wrong
 from thinwire.errors import InvalidArgumentError
 from thinwire.torch import tensors
 
@@ -86,8 +86,7 @@ class KVStore:
             value: a tensor for each.
             row_sparse: the values are row-sparse. A value that is a sparse tensor, with one sparse
                 dimension, is so anyway."""
-        if not isinstance(row_sparse, bool):
-            raise InvalidArgumentError(f"row_sparse is {row_sparse!r}, expected True or False")
+        check_flag("row_sparse", row_sparse)
         array, tables = [], {}
         for name, parts in _pairs(key, value, "value"):
             if row_sparse or rows.is_sparse(parts[0]):
@@ -464,9 +463,9 @@ def _names(key: Key | Sequence[Key]) -> list[str]:
     return [str(each) for each in keys]
 
 
-def _list(name: str, what: str, values: Any) -> list:
+def _list(what: str, values: Any, expected: str = "a list of tensors") -> list:
     if isinstance(values, torch.Tensor) or not isinstance(values, (list, tuple)):
-        raise InvalidArgumentError(f"{name}: {what} is {values!r}, expected a list of tensors")
+        raise wrong(what, values, expected)
     return list(values)
 
 
@@ -474,7 +473,7 @@ def _row_ids(key: Any, row_ids: Any) -> list:
     """Those of each key."""
     names = _names(key)
     is_list = isinstance(key, (list, tuple, range))
-    wanted = _list(f"keys {names}", "row_ids", row_ids) if is_list else [row_ids]
+    wanted = _list(f"keys {names}: row_ids", row_ids) if is_list else [row_ids]
     if len(wanted) != len(names):
         raise InvalidArgumentError(
             f"row_ids: expected {len(names)}, one for each key, got {len(wanted)}"
@@ -492,30 +491,31 @@ def _check_same_dtype(name: str, value: torch.Tensor, landing: _Landing) -> None
 
 def whole_number(what: str, value: object) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not -(1 << 31) < value < 1 << 31:
-        raise InvalidArgumentError(f"{what} is {value!r}, expected a whole number below 2^31")
+        raise wrong(what, value, "a whole number below 2^31")
     return value
 
 
 def _check_weight(value: object) -> None:
     if not is_number(value) or (isinstance(value, int) and value.bit_length() > 1000):
-        raise InvalidArgumentError(f"weight is {value!r}, expected a number above 0")
+        raise wrong("weight", value, "a number above 0")
 
 
 def _pairs(key: Key | Sequence[Key], values: Any, what: str) -> list[tuple[str, list]]:
     """Each key with its tensors."""
     names = _names(key)
     is_list = isinstance(key, (list, tuple, range))
-    groups = _list(f"keys {names}", what, values) if is_list else [values]
+    groups = _list(f"keys {names}: {what}", values) if is_list else [values]
     if len(groups) != len(names):
         raise InvalidArgumentError(
             f"{what}: expected {len(names)}, one for each key, got {len(groups)}"
         )
     pairs = []
     for name, group in zip(names, groups, strict=True):
+        expected = "a tensor, or a list of tensors"
         is_tensor = isinstance(group, torch.Tensor)
-        parts = [group] if is_tensor else _list(f"key '{name}'", what, group)
+        parts = [group] if is_tensor else _list(f"key '{name}': {what}", group, expected)
         if not parts:
-            raise InvalidArgumentError(f"key '{name}': {what} is {group!r}, expected a tensor")
+            raise wrong(f"key '{name}': {what}", group, expected)
         pairs.append((name, parts))
     return pairs
 

@@ -2,6 +2,7 @@
 
 import threading
 
+import numpy as np
 import pytest
 import thinwire
 import torch
@@ -326,6 +327,7 @@ def test_wrong_calls_are_typed_errors_that_say_the_fix(kv):
         (lambda: kv.set_gradient_compression({"type": "2bit", "size": 1}), "size.*threshold"),
         (lambda: kv.set_gradient_compression({"type": "int4", "threshold": 1}), "int4.*2bit"),
         (lambda: kv.load_optimizer_states("nowhere.states"), "nowhere.states"),
+        (lambda: kv.pull("w", out=np.zeros(999)), r"out is .{20,40}, expected a tensor"),
     ]:
         with pytest.raises(thinwire.Error, match=words):
             call()

@@ -10,6 +10,7 @@ import torch
 import torch.utils.data
 
 from thinwire import kvspecs, kvstore, kvworker
+from thinwire.arguments import check_flag, check_kind, wrong
 from thinwire.errors import InvalidArgumentError
 from thinwire.torch import private, tensors
 from thinwire.torch.optimizer.model_hooks import WAITS, ForwardOrder
@@ -76,10 +77,8 @@ class ParameterServerOptimizer:
         timeout_s: float | None = None,
         journal: str | None = None,
     ) -> None:
-        if not isinstance(model, torch.nn.Module):
-            raise InvalidArgumentError(f"model is {model!r}, expected a torch.nn.Module")
-        if not isinstance(overlap, bool):
-            raise InvalidArgumentError(f"overlap is {overlap!r}, expected True or False")
+        check_kind("model", model, torch.nn.Module, "a torch.nn.Module")
+        check_flag("overlap", overlap)
         if private.is_one_graph(model):
             raise InvalidArgumentError(
                 "model is compiled with fullgraph=True, but each module's forward waits for the "
@@ -193,11 +192,10 @@ class ParameterServerOptimizer:
                 f"share() in mode '{self._mode}': all workers take as many steps; give each an "
                 "equal part by a DistributedSampler, or take mode 'async' or 'ssp:staleness=2'"
             )
-        if not isinstance(shuffle, bool):
-            raise InvalidArgumentError(f"shuffle is {shuffle!r}, expected True or False")
+        check_flag("shuffle", shuffle)
         for what, value in (("batch_size", batch_size), ("epochs", epochs), ("seed", seed)):
             if not isinstance(value, int) or isinstance(value, bool) or value < (what != "seed"):
-                raise InvalidArgumentError(f"{what} is {value!r}, expected a whole number above 0")
+                raise wrong(what, value, "a whole number above 0")
         if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
             raise InvalidArgumentError(
                 f"dataset is {type(dataset).__name__}, expected one with len() and [index]"
@@ -268,8 +266,7 @@ class ParameterServerOptimizer:
             self.store.close()
 
     def _check_group(self, optimizer: Any) -> None:
-        if not isinstance(optimizer, torch.optim.Optimizer):
-            raise InvalidArgumentError(f"optimizer is {optimizer!r}, expected one of torch.optim")
+        check_kind("optimizer", optimizer, torch.optim.Optimizer, "one of torch.optim")
         theirs = {id(p) for group in optimizer.param_groups for p in group["params"]}
         if theirs != {id(p) for p in self._parameters.values()}:
             raise InvalidArgumentError(
