@@ -1,6 +1,7 @@
-// Resender: what a worker sends to one server. While the server has no journal it only passes on.
-// With one, it keeps every message until its answer has come, and sends them all again, in their
-// order, when the server is back; what is sent meanwhile waits behind them.
+// Resender: what a worker sends to one server. Without a journal of the server's it only passes on.
+// With one, and before the server has said whether there is one, it keeps every message until its
+// answer has come, and sends them all again, in their order, when the server is back; what is sent
+// meanwhile waits behind them.
 #ifndef THINWIRE_SCHEDULE_STORE_HOST_RESENDER_H_
 #define THINWIRE_SCHEDULE_STORE_HOST_RESENDER_H_
 
@@ -30,7 +31,7 @@ class Resender {
   absl::Status Send(int priority, const StoreHead& head, std::vector<uint8_t> body);
   // A message of the server: it answers one of these, and a kDone tells whether it has a journal.
   void OnAnswer(const StoreHead& answer);
-  // True if the server may come back: it has a journal, and has neither left nor refused.
+  // True if the server may come back: it may have a journal, and has neither left nor refused.
   bool OnLost(const absl::Status& reason, Deadline now);
   void OnJoined();
 
@@ -58,7 +59,7 @@ class Resender {
   MessagePlane& plane_;
   const int peer_;
   mutable absl::Mutex mu_;
-  bool has_journal_ ABSL_GUARDED_BY(mu_) = false;
+  bool has_journal_ ABSL_GUARDED_BY(mu_) = true;  // or may have one
   uint64_t sent_ ABSL_GUARDED_BY(mu_) = 0;
   // Those with the same answer in their order.
   std::multimap<Answer, Sent> unanswered_ ABSL_GUARDED_BY(mu_);

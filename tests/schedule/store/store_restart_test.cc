@@ -250,6 +250,20 @@ TEST(StoreRestartTest, AServerThatStaysAwayIsAnErrorAtTheDeadline) {
   });
 }
 
+// The worker does not know yet whether the server has a journal.
+TEST(StoreRestartTest, AServerThatDiesBeforeItsWelcomeIsWaitedFor) {
+  StoreRanks store{.workers = 1};
+  const OwnFolder folder;
+  store.serve = [&](int server) {
+    return ServeAndDie(store, server, {.folder = folder.path()}, {2});
+  };
+  store.Run([&](std::unique_ptr<StoreWorker>& kv) {
+    std::vector<float> w(10);
+    EXPECT_TRUE(kv->Init(std::vector<StoreWorker::Value>{{"w", View(w)}}).ok());
+  });
+  EXPECT_TRUE(store.served[0].ok()) << store.served[0];
+}
+
 // The worker that leaves while the server is away waits for it, so that the others need not wait
 // for the worker.
 TEST(StoreRestartTest, AWorkerThatLeavesWhileTheServerIsAwayHasLeft) {
