@@ -55,16 +55,18 @@ def test_a_fast_link_leaves_the_slowest_ranks_computing(order):
     assert 10.0 < first == same < 12.0 and 10.0 < other < 12.0 and other != first
 
 
-def test_priority_hides_a_forward_pass_that_fifo_with_a_barrier_shows():
+def test_priority_hides_a_forward_pass_that_fifo_or_a_barrier_shows():
     """The last layer's bytes keep the link busy while the first one computes, if its own bytes
     overtake them. So a step has the last layer's backward pass, all bytes, and its forward pass; no
-    order could do better. Behind a barrier the first layer's forward pass comes on top."""
+    order could do better. In fifo, or behind a barrier, the first layer's forward pass comes on
+    top."""
     first, last = (2 * MILLION, 5.0, 0.1), (32 * MILLION, 0.05, 0.2)
     best = last[2] + wire_s(first[0]) + wire_s(last[0]) + last[1]
     for order in (ANNOUNCED, PREDICTED):
         assert is_close(simulate(first, last, order=order), best)
     behind = best + first[1]
-    assert is_close(simulate(first, last, order=FIFO), behind, behind / best)
+    for order in (FIFO, "fifo announced 0 0 2 6", "p3 announced 1 0 2 6"):
+        assert is_close(simulate(first, last, order=order), behind, behind / best)
 
 
 def test_a_prediction_saves_the_latencies_of_asking_for_a_chunk():
