@@ -348,23 +348,22 @@ void Profile(Device& device, DeviceStream& stream) {
 enum class Task { kTime, kName, kProfile };
 
 int OnGpu(Task task) {
-  absl::StatusOr<std::unique_ptr<KernelTimer>> timer = MakeKernelTimer();
-  absl::StatusOr<std::shared_ptr<Device>> device = OpenDevice("cuda", "libthinwire_cuda.so");
-  for (const absl::Status& status : {timer.status(), device.status()}) {
-    if (status.ok()) continue;
-    std::fprintf(stderr, "%s\n", std::string(status.message()).c_str());
+  KernelTimer timer;
+  const absl::StatusOr<std::shared_ptr<Device>> device = OpenDevice("cuda", "libthinwire_cuda.so");
+  if (!device.ok()) {
+    std::fprintf(stderr, "%s\n", std::string(device.status().message()).c_str());
     return 1;
   }
   if (task == Task::kName) {
-    std::printf("%s\n", (*timer)->device().c_str());
+    std::printf("%s\n", timer.device().c_str());
     return 0;
   }
-  const std::unique_ptr<DeviceStream> stream = (*device)->Adopt((*timer)->stream());
+  const std::unique_ptr<DeviceStream> stream = (*device)->Adopt(timer.stream());
   if (task == Task::kProfile) {
     Profile(**device, *stream);
     return 0;
   }
-  Table table(**timer);
+  Table table(timer);
   for (const std::string& name : Specs()) {
     const char* const text = name.c_str();
     const CodecSpec spec = *CodecSpec::Parse(name);
