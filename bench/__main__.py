@@ -26,12 +26,14 @@ from bench.harness import Row
 
 
 class Kind(NamedTuple):
-    """links, ways: what is measured unless the options say other."""
+    """Beside what it measures, what its options are unless they are given."""
 
     what: str
     links: str = ""
     ways: str = ""
     kinds: str = ""  # of steps, with ; between them, that are measured in its place
+    worlds: str = "2"
+    sizes: str = "64,67108864"
 
 
 KINDS = {
@@ -55,7 +57,8 @@ KINDS = {
         "fp32,bf16,int8,int4,onebit,onebit:down=onebit,topk,adaptive,fp32+checksum",
     ),
     "latency": Kind(
-        "small allreduces among 2, 4 and 8 ranks, over Gloo's", lab.LOOPBACK, "fp32,int4"
+        "small allreduces among 2, 4 and 8 ranks, over Gloo's", lab.LOOPBACK, "fp32,int4",
+        worlds="2,4,8", sizes="64,4096",
     ),
     "map": Kind(
         "DDP and FSDP2 with codec='auto' on a grid of links, over the uncompressed step",
@@ -238,11 +241,9 @@ def main() -> int:
         return store.rank(arguments)
     if harness.is_rank():
         return harness.be_rank(lambda: step_rows(arguments))
-    small = arguments.kind == "latency"
-    arguments.links = arguments.links or KINDS[arguments.kind].links
-    arguments.ways = arguments.ways or KINDS[arguments.kind].ways
-    arguments.worlds = arguments.worlds or ("2,4,8" if small else "2")
-    arguments.sizes = arguments.sizes or ("64,4096" if small else "64,67108864")
+    for option in ("links", "ways", "worlds", "sizes"):
+        given = getattr(arguments, option)
+        setattr(arguments, option, given or getattr(KINDS[arguments.kind], option))
     os.environ["HF_HUB_OFFLINE"] = "1"
     out = arguments.out or harness.ROOT / f"build/bench/{arguments.kind}.json"
     try:

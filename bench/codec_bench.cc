@@ -53,10 +53,16 @@ struct Arrays {
     wires[0] = nullptr;
     codecs.Reduce({spec, spec, wires, {g, n}, 0.5f, r, {out, n}, wire, {}});
   }
+  // A twin moves a.n elements of what `moved` has.
+  void Twin(twin::Moved moved) {
+    moved.numel = n;
+    moved.bits = bits;
+    twin::Move(moved);
+  }
   // Each further rank's bytes are read, and the sum stays where it is.
   void TwinOfReduce(size_t peers) {
-    for (size_t rank = 1; rank < peers; ++rank) twin::Decode(peer, out, n, bits);
-    twin::Reduce(g, peer, r, out, wire, n, bits);
+    for (size_t rank = 1; rank < peers; ++rank) Twin({.codes_in = peer, .floats = out});
+    Twin({.gradient = g, .residual = r, .codes_in = peer, .floats = out, .codes_out = wire});
   }
 
   static constexpr size_t kShift = 256, kShifts = 61;
@@ -82,25 +88,25 @@ const std::map<std::string, Operation> kOperations = {
      {[](Arrays& a) {
         a.codecs.Encode(a.spec, {a.g, a.n}, a.r, a.wire);
       },
-      [](Arrays& a) { twin::EncodeWithFeedback(a.g, a.r, a.wire, a.n, a.bits); }}},
+      [](Arrays& a) { a.Twin({.gradient = a.g, .residual = a.r, .codes_out = a.wire}); }}},
     {"encode",
      {[](Arrays& a) {
         a.codecs.Encode(a.spec, {a.g, a.n}, nullptr, a.wire);
       },
-      [](Arrays& a) { twin::Encode(a.g, a.wire, a.n, a.bits); }}},
+      [](Arrays& a) { a.Twin({.gradient = a.g, .codes_out = a.wire}); }}},
     {"decode",
      {[](Arrays& a) {
         a.codecs.Decode(a.spec, a.peer, {a.out, a.n});
       },
-      [](Arrays& a) { twin::Decode(a.peer, a.out, a.n, a.bits); }}},
+      [](Arrays& a) { a.Twin({.codes_in = a.peer, .floats = a.out}); }}},
     {"decode_add",
      {[](Arrays& a) {
         a.codecs.DecodeAdd(a.spec, a.peer, {a.out, a.n});
       },
-      [](Arrays& a) { twin::DecodeAdd(a.peer, a.out, a.n, a.bits); }}},
+      [](Arrays& a) { a.Twin({.codes_in = a.peer, .floats = a.out, .add = true}); }}},
     {"reduce_requant", {[](Arrays& a) { a.Reduce(1); }, [](Arrays& a) { a.TwinOfReduce(1); }}},
     {"reduce8_requant", {[](Arrays& a) { a.Reduce(7); }, [](Arrays& a) { a.TwinOfReduce(7); }}},
-    // topk with the last step's threshold.
+    // topk with the last step's threshold. Its entries are few.
     {"select",
      {[](Arrays& a) {
         a.codecs.Encode(a.spec, {.gradient = {a.NextGradient(), a.n},
@@ -108,7 +114,9 @@ const std::map<std::string, Operation> kOperations = {
                                  .wire = a.wire,
                                  .threshold = &a.threshold});
       },
-      [](Arrays& a) { twin::Accumulate(a.NextGradient(), a.r, a.n); }}},
+      [](Arrays& a) {
+        twin::Move({.gradient = a.NextGradient(), .residual = a.r, .numel = a.n});
+      }}},
     {"rounding",
      {[](Arrays& a) { a.Encode(Rounding::kStochastic); },
       [](Arrays& a) { a.Encode(Rounding::kNearest); }}},

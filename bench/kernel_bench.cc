@@ -156,11 +156,13 @@ class Table {
  public:
   explicit Table(KernelTimer& timer) : timer_(timer) {}
 
-  // The codec and bytes of fp32 that the next rows are named by.
-  void Begin(const CodecSpec& spec, size_t bytes) {
-    suffix_ = absl::StrCat("/", spec.ToString(), "/", bytes);
+  // The codec and elements of the next rows, which move so many times those as floats and as wires.
+  void Begin(const CodecSpec& spec, size_t numel) {
+    numel_ = numel;
+    wire_bytes_ = EncodedBytes(spec, numel);
+    suffix_ = absl::StrCat("/", spec.ToString(), "/", numel * sizeof(float));
   }
-  void Against(const std::function<void()>& twin, const char* op, size_t bytes,
+  void Against(const std::function<void()>& twin, const char* op, size_t floats, size_t wires,
                const std::function<void()>& kernel,
                const std::function<void()>& prepare = nullptr) {
     std::vector<double> ours, theirs, ratios;
@@ -173,21 +175,26 @@ class Table {
     }
     const double typical = Quantile(ours, 0.5), of_twin = Quantile(theirs, 0.5);
     results_.push_back({op + suffix_, typical, of_twin, typical / of_twin, Quantile(ratios, 0.25),
-                        Quantile(ratios, 0.75), bytes});
+                        Quantile(ratios, 0.75), Bytes(floats, wires)});
   }
-  void AgainstTwin(const TwinShape& shape, size_t numel, const char* op, size_t bytes,
-                   const std::function<void()>& kernel) {
-    Against([&] { timer_.Twin(shape, numel); }, op, bytes, kernel);
+  void AgainstTwin(const char* op, const TwinShape& shape, const std::function<void()>& kernel) {
+    const int floats = shape.reads_gradient + shape.writes_floats + shape.adds;
+    Against([&] { timer_.Twin(shape, numel_); }, op, floats, 1, kernel);
   }
   // A copy that reads and writes as many bytes.
-  void AgainstCopy(const char* op, size_t bytes, const std::function<void()>& kernel,
+  void AgainstCopy(const char* op, size_t floats, size_t wires, const std::function<void()>& kernel,
                    const std::function<void()>& prepare = nullptr) {
-    Against([&] { timer_.Copy(bytes / 2); }, op, bytes, kernel, prepare);
+    Against([&] { timer_.Copy(Bytes(floats, wires) / 2); }, op, floats, wires, kernel, prepare);
   }
   void Print() const;
 
  private:
+  size_t Bytes(size_t floats, size_t wires) const {
+    return floats * numel_ * sizeof(float) + wires * wire_bytes_;
+  }
+
   KernelTimer& timer_;
+  size_t numel_ = 0, wire_bytes_ = 0;
   std::string suffix_;
   std::vector<Result> results_;
 };
@@ -199,26 +206,16 @@ void MeasureCodec(Device& device, DeviceStream& stream, const CodecSpec& spec, s
   const Backend& codecs = stream.backend();
   const int bits = spec.traits().code_bits;
   const TensorView gradient{a.gradient.data(), numel}, out{a.out.data(), numel};
-  table->Begin(spec, numel * sizeof(float));
-  const auto moved = [&](size_t floats, size_t wires) {
-    return floats * numel * sizeof(float) + wires * EncodedBytes(spec, numel);
-  };
-  const auto add = [&](const char* op, const std::function<void()>& kernel,
-                       const TwinShape& shape) {
-    const int floats = shape.reads_gradient + shape.writes_floats + shape.adds;
-    table->AgainstTwin(shape, numel, op, moved(floats, 1), kernel);
-  };
-  add("encode_ef", [&] { codecs.Encode(spec, gradient, a.floats.data(), a.wire.data()); },
-      {true, true, true, false, true, bits});
-  add("encode", [&] { codecs.Encode(spec, gradient, nullptr, a.wire.data()); },
-      {true, false, false, false, true, bits});
-  add("decode", [&] { codecs.Decode(spec, a.wire.data(), out); },
-      {false, true, false, true, false, bits});
-  add("decode_add",
-      [&] {
-        codecs.DecodeAdd(spec, a.wire.data(), {a.out.data(), numel});
-      },
-      {false, true, true, true, false, bits});
+  const std::span<float> floats(a.out.data(), numel);
+  table->Begin(spec, numel);
+  table->AgainstTwin("encode_ef", {true, true, true, false, true, bits},
+                     [&] { codecs.Encode(spec, gradient, a.floats.data(), a.wire.data()); });
+  table->AgainstTwin("encode", {true, false, false, false, true, bits},
+                     [&] { codecs.Encode(spec, gradient, nullptr, a.wire.data()); });
+  table->AgainstTwin("decode", {false, true, false, true, false, bits},
+                     [&] { codecs.Decode(spec, a.wire.data(), out); });
+  table->AgainstTwin("decode_add", {false, true, true, true, false, bits},
+                     [&] { codecs.DecodeAdd(spec, a.wire.data(), floats); });
 
   // Gradient, velocity and residual are read, the residual is written. What lies in `out` serves as
   // the velocity.
@@ -226,11 +223,11 @@ void MeasureCodec(Device& device, DeviceStream& stream, const CodecSpec& spec, s
                          .residual = a.floats.data(),
                          .wire = a.wire.data(),
                          .momentum = {.beta = 0.9f, .velocity = a.out.data()}};
-  table->AgainstCopy("encode_momentum", moved(4, 1), [&] { codecs.EncodeAll(spec, {&shard, 1}); });
+  table->AgainstCopy("encode_momentum", 4, 1, [&] { codecs.EncodeAll(spec, {&shard, 1}); });
   // Seven shards and the own one are read, the residual is read and written, the result and its
   // bytes are written.
   Reduction reduction(device, stream, spec, a, numel);
-  table->AgainstCopy("reduce8", moved(4, kRanks), [&] { codecs.Reduce(reduction.args()); });
+  table->AgainstCopy("reduce8", 4, kRanks, [&] { codecs.Reduce(reduction.args()); });
 }
 
 // The same of topk, against copies of as many bytes. Its encoder reads an element once if the
@@ -251,21 +248,17 @@ void MeasureEntries(Device& device, DeviceStream& stream, const CodecSpec& spec,
   const std::unique_ptr<Backend> in_room = stream.BackendIn({room.get(), rehearsal->room()});
   const Backend& codecs = *in_room;
   const std::span<float> out(a.out.data(), numel);
-  table->Begin(spec, numel * sizeof(float));
-  const auto moved = [&](size_t floats, size_t wires) {
-    return floats * numel * sizeof(float) + wires * EncodedBytes(spec, numel);
-  };
+  table->Begin(spec, numel);
   const auto encode = [&] { codecs.Encode(spec, shard); };
-  table->AgainstCopy("encode_ef", moved(3, 1), encode, [&] { a.floats.Put(); });
-  table->AgainstCopy("encode", moved(1, 1),
+  table->AgainstCopy("encode_ef", 3, 1, encode, [&] { a.floats.Put(); });
+  table->AgainstCopy("encode", 1, 1,
                      [&] { codecs.Encode(spec, gradient, nullptr, a.wire.data()); });
-  table->AgainstCopy("decode", moved(1, 1), [&] {
+  table->AgainstCopy("decode", 1, 1, [&] {
     codecs.Decode(spec, a.wire.data(), {out.data(), numel});
   });
-  table->AgainstCopy("decode_add", moved(2, 1),
-                     [&] { codecs.DecodeAdd(spec, a.wire.data(), out); });
+  table->AgainstCopy("decode_add", 2, 1, [&] { codecs.DecodeAdd(spec, a.wire.data(), out); });
   const std::vector<const uint8_t*> wires(kRanks, a.wire.data());
-  table->AgainstCopy("reduce8", moved(1, kRanks),
+  table->AgainstCopy("reduce8", 1, kRanks,
                      [&] { codecs.SumEntries(spec, wires, 1.0f / kRanks, out); });
 }
 
@@ -273,28 +266,28 @@ void MeasureEntries(Device& device, DeviceStream& stream, const CodecSpec& spec,
 // copies of as many bytes, and encoding against that of one shard.
 void MeasureChunks(Device& device, DeviceStream& stream, const CodecSpec& spec, size_t numel,
                    size_t chunk_bytes, Table* table) {
-  const size_t chunk = chunk_bytes / sizeof(float), wire_bytes = EncodedBytes(spec, chunk);
+  const size_t chunk = chunk_bytes / sizeof(float), chunks = numel / chunk;
+  const size_t wire_bytes = EncodedBytes(spec, chunk);
   Arrays a(device, stream, spec, numel);
-  Array<uint8_t> wires(device, stream, numel / chunk * wire_bytes);
+  Array<uint8_t> wires(device, stream, chunks * wire_bytes);
   std::vector<EncodeArgs> encoded;
   std::vector<DecodeArgs> decoded;
-  for (size_t i = 0; i < numel / chunk; ++i) {
+  for (size_t i = 0; i < chunks; ++i) {
     const size_t at = i * chunk;
     uint8_t* const wire = wires.data() + i * wire_bytes;
     encoded.push_back({{a.gradient.data() + at, chunk}, a.floats.data() + at, wire});
     decoded.push_back({wire, {a.out.data() + at, chunk}});
   }
   const Backend& codecs = stream.backend();
-  table->Begin(spec, chunk_bytes);
-  const size_t floats = numel * sizeof(float), codes = numel / chunk * wire_bytes;
+  table->Begin(spec, chunk);
   const auto encode = [&] { codecs.EncodeAll(spec, encoded); };
-  table->AgainstCopy("encode_chunks", 3 * floats + codes, encode);
-  table->AgainstCopy("decode_chunks", floats + codes, [&] { codecs.DecodeAll(spec, decoded); });
+  table->AgainstCopy("encode_chunks", 3 * chunks, chunks, encode);
+  table->AgainstCopy("decode_chunks", chunks, chunks, [&] { codecs.DecodeAll(spec, decoded); });
   if (spec.traits().widths()) return;  // one team plans a shard: chunks are faster
   const auto whole = [&] {
     codecs.Encode(spec, {a.gradient.data(), numel}, a.floats.data(), a.wire.data());
   };
-  table->Against(whole, "chunks_to_one", 3 * floats + EncodedBytes(spec, numel), encode);
+  table->Against(whole, "chunks_to_one", 3 * chunks, chunks, encode);
 }
 
 void Table::Print() const {
@@ -348,23 +341,22 @@ void Profile(Device& device, DeviceStream& stream) {
 enum class Task { kTime, kName, kProfile };
 
 int OnGpu(Task task) {
-  absl::StatusOr<std::unique_ptr<KernelTimer>> timer = MakeKernelTimer();
-  absl::StatusOr<std::shared_ptr<Device>> device = OpenDevice("cuda", "libthinwire_cuda.so");
-  for (const absl::Status& status : {timer.status(), device.status()}) {
-    if (status.ok()) continue;
-    std::fprintf(stderr, "%s\n", std::string(status.message()).c_str());
+  KernelTimer timer;
+  const absl::StatusOr<std::shared_ptr<Device>> device = OpenDevice("cuda", "libthinwire_cuda.so");
+  if (!device.ok()) {
+    std::fprintf(stderr, "%s\n", std::string(device.status().message()).c_str());
     return 1;
   }
   if (task == Task::kName) {
-    std::printf("%s\n", (*timer)->device().c_str());
+    std::printf("%s\n", timer.device().c_str());
     return 0;
   }
-  const std::unique_ptr<DeviceStream> stream = (*device)->Adopt((*timer)->stream());
+  const std::unique_ptr<DeviceStream> stream = (*device)->Adopt(timer.stream());
   if (task == Task::kProfile) {
     Profile(**device, *stream);
     return 0;
   }
-  Table table(**timer);
+  Table table(timer);
   for (const std::string& name : Specs()) {
     const char* const text = name.c_str();
     const CodecSpec spec = *CodecSpec::Parse(name);

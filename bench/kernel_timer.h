@@ -2,13 +2,16 @@
 #ifndef THINWIRE_BENCH_KERNEL_TIMER_H_
 #define THINWIRE_BENCH_KERNEL_TIMER_H_
 
+#include <cuda_runtime_api.h>
+
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
+#include <cstdlib>
 #include <functional>
-#include <memory>
 #include <string>
 
-#include "absl/status/statusor.h"
+#include "kernels/cuda_twins.h"
 
 namespace thinwire {
 
@@ -19,24 +22,89 @@ struct TwinShape {
   int bits;  // of a code
 };
 
+// On the first GPU. An error of CUDA ends the program.
 class KernelTimer {
  public:
-  virtual ~KernelTimer() = default;
-  virtual std::string device() const = 0;  // its name
-  virtual void* stream() const = 0;        // that work is queued on
+  KernelTimer() {
+    Check(cudaSetDevice(0), "no GPU can be used here");
+    Check(cudaGetDeviceProperties(&properties_, 0));
+    Check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
+    Check(cudaEventCreate(&begin_));
+    Check(cudaEventCreate(&end_));
+    flush_bytes_ = size_t{4} * properties_.l2CacheSize;
+    Check(cudaMalloc(&flush_, flush_bytes_));
+    Check(cudaMemset(flush_, 0, flush_bytes_));
+    Check(cudaDeviceSynchronize());
+  }
+  ~KernelTimer() {
+    for (void* memory : {flush_, gradient_, floats_, in_, out_}) cudaFree(memory);
+    cudaEventDestroy(begin_);
+    cudaEventDestroy(end_);
+    cudaStreamDestroy(stream_);
+  }
+  KernelTimer(const KernelTimer&) = delete;
+  KernelTimer& operator=(const KernelTimer&) = delete;
 
-  // Milliseconds of what `work` queues, by events. The L2 cache holds other data before,
-  // none of which has to be written. What `prepare` queues comes before, and is not timed.
-  virtual double Time(const std::function<void()>& work,
-                      const std::function<void()>& prepare = nullptr) = 0;
+  std::string device() const { return properties_.name; }
+  void* stream() const { return stream_; }  // that work is queued on
+
+  // Milliseconds of what `work` queues, by events. The L2 cache holds other data before, none of
+  // which has to be written. What `prepare` queues comes before, and is not timed.
+  double Time(const std::function<void()>& work, const std::function<void()>& prepare = nullptr) {
+    if (prepare) prepare();
+    Check(kernels::LaunchRead(flush_, flush_bytes_, stream_));
+    Check(cudaEventRecord(begin_, stream_));
+    work();
+    Check(cudaEventRecord(end_, stream_));
+    Check(cudaEventSynchronize(end_));
+    float milliseconds = 0.0f;
+    Check(cudaEventElapsedTime(&milliseconds, begin_, end_));
+    return milliseconds;
+  }
 
   // Queue a twin of `numel` elements, or a copy of `bytes`, on memory of the timer's own.
-  virtual void Twin(const TwinShape& shape, size_t numel) = 0;
-  virtual void Copy(size_t bytes) = 0;
-};
+  void Twin(const TwinShape& shape, size_t numel) {
+    Reserve(numel * sizeof(float));
+    kernels::TwinArgs args{};
+    if (shape.reads_gradient) args.gradient = static_cast<const float*>(gradient_);
+    if (shape.writes_floats) args.floats = static_cast<float*>(floats_);
+    args.add = shape.adds;
+    if (shape.reads_codes) args.codes_in = static_cast<const uint8_t*>(in_);
+    if (shape.writes_codes) args.codes_out = static_cast<uint8_t*>(out_);
+    args.bits = shape.bits;
+    args.numel = numel;
+    Check(kernels::LaunchTwin(args, stream_));
+  }
+  void Copy(size_t bytes) {
+    Reserve(bytes);
+    Check(cudaMemcpyAsync(out_, in_, bytes, cudaMemcpyDeviceToDevice, stream_));
+  }
 
-// Unimplemented where there is no GPU, or no toolkit at build time; the message says which.
-absl::StatusOr<std::unique_ptr<KernelTimer>> MakeKernelTimer();
+ private:
+  static void Check(cudaError_t error, const char* what = "CUDA") {
+    if (error == cudaSuccess) return;
+    std::fprintf(stderr, "%s: %s\n", what, cudaGetErrorString(error));
+    std::exit(1);
+  }
+
+  void Reserve(size_t bytes) {
+    if (bytes <= reserved_) return;
+    Check(cudaStreamSynchronize(stream_));
+    for (void** memory : {&gradient_, &floats_, &in_, &out_}) {
+      Check(cudaFree(*memory));
+      Check(cudaMalloc(memory, bytes));
+      Check(cudaMemset(*memory, 0x3c, bytes));  // small numbers, no zeros
+    }
+    Check(cudaDeviceSynchronize());
+    reserved_ = bytes;
+  }
+
+  cudaDeviceProp properties_;
+  cudaStream_t stream_ = nullptr;
+  cudaEvent_t begin_ = nullptr, end_ = nullptr;
+  void *flush_ = nullptr, *gradient_ = nullptr, *floats_ = nullptr, *in_ = nullptr, *out_ = nullptr;
+  size_t flush_bytes_ = 0, reserved_ = 0;
+};
 
 }  // namespace thinwire
 

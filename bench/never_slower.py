@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import harness
-
-Row = dict[str, Any]
+from bench.harness import Row
 
 FIELDS = ("link", "delay_ms", "world", "kind", "width")
 TAKEN = ("plain", "bf16", "int8", "int4")  # by auto: forecast.ACCURATE

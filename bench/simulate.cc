@@ -17,9 +17,11 @@
 #include <algorithm>
 #include <cstdio>
 #include <iostream>
+#include <map>
 #include <sstream>
 #include <string>
 
+#include "absl/status/status.h"
 #include "schedule/collective/partition.h"
 #include "schedule/collective/settle.h"
 #include "schedule/sim/simulator.h"
@@ -29,7 +31,16 @@
 namespace thinwire::sched {
 namespace {
 
-// An allreduce among ranks.
+absl::Status NoSetting() { return absl::InvalidArgumentError("not a setting"); }
+absl::Status Unfinished() { return absl::InternalError("a simulation did not finish"); }
+
+// The layers up to the end of the line; false if something else is there, or nothing.
+bool ReadUnits(std::istream& in, sim::Profile* profile) {
+  for (sim::Unit unit; in >> unit.numel >> unit.forward_s >> unit.backward_s;) {
+    profile->units.push_back(unit);
+  }
+  return in.eof() && !profile->units.empty();
+}
 
 Topology TopologyOf(const std::string& name) {
   for (const Topology topology : {Topology::kFlat, Topology::kGrid}) {
@@ -38,9 +49,19 @@ Topology TopologyOf(const std::string& name) {
   return Topology::kAuto;
 }
 
-// False for a line that is no setting.
-bool Read(std::istream& in, sim::Setting* setting) {
-  sim::Setting& s = *setting;
+double WireBytes(const sim::Setting& setting) {
+  const sim::Wire wire(setting);
+  double bytes = 0;
+  for (uint32_t unit = 0; unit < wire.units(); ++unit) {
+    for (uint32_t chunk = 0; chunk < wire.chunks(unit); ++chunk) {
+      for (const sim::Phase& phase : wire.phases({unit, chunk})) bytes += phase.bytes;
+    }
+  }
+  return bytes;
+}
+
+absl::Status Ranks(std::istream& in) {
+  sim::Setting s;
   size_t bytes = 0, bucket = 0, chunk = 0;
   std::string codec, topology;
   in >> s.ranks >> bytes >> bucket >> chunk >> codec >> topology >> s.bytes_per_s >> s.latency_s >>
@@ -48,7 +69,7 @@ bool Read(std::istream& in, sim::Setting* setting) {
       s.codec.reduce_s >> s.codec.decode_s;
   Options options;
   in >> options.loops >> options.lanes;
-  if (!in) return false;
+  if (!in) return NoSetting();
   options.codecs = {*CodecPair::Parse(codec)};
   options.topology = TopologyOf(topology);
   options.min_bytes = 0;
@@ -64,101 +85,74 @@ bool Read(std::istream& in, sim::Setting* setting) {
   s.barrier = true;
   s.steps = 4;
   s.warmup = 1;
-  return true;
-}
-
-void Print(const sim::Setting& s, const sim::Outcome& outcome) {
-  const sim::Wire wire(s);
-  double bytes = 0;
-  for (uint32_t unit = 0; unit < wire.units(); ++unit) {
-    for (uint32_t chunk = 0; chunk < wire.chunks(unit); ++chunk) {
-      for (const sim::Phase& phase : wire.phases({unit, chunk})) bytes += phase.bytes;
-    }
-  }
+  const sim::Outcome outcome = sim::Simulate(s);
+  if (!outcome.finished) return Unfinished();
   std::printf(
       "{\"ranks\": %d, \"grid\": %s, \"chunk_bytes\": %zu, \"step_s\": %.7f, \"wire_bytes\": "
       "%.0f}\n",
       s.ranks, GoesByGrid(s.ranks, s.engine) ? "true" : "false", s.engine.chunk_bytes,
-      outcome.mean_s(), bytes);
+      outcome.mean_s(), WireBytes(s));
+  return absl::OkStatus();
 }
 
-sim::Outcome Run(const sim::Setting& setting) { return sim::Simulate(setting); }
-
-// Training by an order of chunks.
-
-struct StepsSetting : sim::Setting {};
-
-// False for a line that is no setting.
-bool Read(std::istream& in, StepsSetting* s) {
+absl::Status Steps(std::istream& in) {
+  sim::Setting s;
   std::string policy, order;
-  in >> s->ranks >> s->bytes_per_s >> s->latency_s >> s->jitter >> s->straggling >> s->seed >>
-      policy >> order >> s->barrier >> s->engine.lanes >> s->warmup >> s->steps;
-  if (!in) return false;
-  for (sim::Unit unit; in >> unit.numel >> unit.forward_s >> unit.backward_s;) {
-    s->profile.units.push_back(unit);
-  }
-  s->engine.codecs = {*CodecPair::Parse("int4")};
-  s->engine.policy = policy == "p3" ? Policy::kP3 : Policy::kFifo;
-  s->order = order == "predicted" ? sim::Order::kPredicted : sim::Order::kAnnounced;
-  if (s->engine.lanes == 0) s->engine.lanes = sim::LanesFor(*s);
-  return in.eof() && !s->profile.units.empty();
-}
-
-void Print(const StepsSetting&, const sim::Outcome& outcome) {
+  in >> s.ranks >> s.bytes_per_s >> s.latency_s >> s.jitter >> s.straggling >> s.seed >> policy >>
+      order >> s.barrier >> s.engine.lanes >> s.warmup >> s.steps;
+  if (!in || !ReadUnits(in, &s.profile)) return NoSetting();
+  s.engine.codecs = {*CodecPair::Parse("int4")};
+  s.engine.policy = policy == "p3" ? Policy::kP3 : Policy::kFifo;
+  s.order = order == "predicted" ? sim::Order::kPredicted : sim::Order::kAnnounced;
+  if (s.engine.lanes == 0) s.engine.lanes = sim::LanesFor(s);
+  const sim::Outcome outcome = sim::Simulate(s);
+  if (!outcome.finished) return Unfinished();
   std::printf("{\"mean_s\": %.9f, \"ratio\": %.6f}\n", outcome.mean_s(), outcome.ratio());
+  return absl::OkStatus();
 }
 
-// A store.
-
-// False for a line that is no setting.
-bool Read(std::istream& in, sim::StoreSetting* s) {
-  std::string codec_text, mode_text, order;
-  in >> s->workers >> s->servers >> s->bytes_per_s >> s->server_bytes_per_s >> s->latency_s >>
-      codec_text >> mode_text >> order >> s->slow >> s->spike_chance >> s->spike >> s->warmup >>
-      s->steps >> s->profile.between_s;
-  if (!in) return false;
-  for (sim::Unit unit; in >> unit.numel >> unit.forward_s >> unit.backward_s;) {
-    s->profile.units.push_back(unit);
-  }
+absl::Status Store(std::istream& in) {
+  static const std::map<std::string, sim::StoreOrder> kOrders = {
+      {"fifo", sim::StoreOrder::kFifo},
+      {"p3", sim::StoreOrder::kP3},
+      {"mxnet", sim::StoreOrder::kMxnet}};
+  sim::StoreSetting s;
+  std::string codec_text, mode_text, order_text;
+  in >> s.workers >> s.servers >> s.bytes_per_s >> s.server_bytes_per_s >> s.latency_s >>
+      codec_text >> mode_text >> order_text >> s.slow >> s.spike_chance >> s.spike >> s.warmup >>
+      s.steps >> s.profile.between_s;
+  if (!in || !ReadUnits(in, &s.profile)) return NoSetting();
   const absl::StatusOr<CodecPair> codec = CodecPair::Parse(codec_text);
   const absl::StatusOr<StoreMode> mode = StoreMode::Parse(mode_text);
-  if (!in.eof() || s->profile.units.empty() || !codec.ok() || !mode.ok()) return false;
-  s->codec = *codec;
-  s->mode = *mode;
-  if (order == "fifo") {
-    s->order = sim::StoreOrder::kFifo;
-  } else if (order == "p3") {
-    s->order = sim::StoreOrder::kP3;
-  } else if (order == "mxnet") {
-    s->order = sim::StoreOrder::kMxnet;
-  } else {
-    return false;
+  const auto order = kOrders.find(order_text);
+  if (!codec.ok() || !mode.ok() || order == kOrders.end()) return NoSetting();
+  if (s.workers <= 0 || s.servers <= 0 || s.bytes_per_s <= 0 || s.warmup >= s.steps) {
+    return NoSetting();
   }
-  return s->workers > 0 && s->servers > 0 && s->bytes_per_s > 0 && s->warmup < s->steps;
-}
-
-sim::StoreOutcome Run(const sim::StoreSetting& setting) { return sim::SimulateStore(setting); }
-
-void Print(const sim::StoreSetting&, const sim::StoreOutcome& outcome) {
+  s.codec = *codec;
+  s.mode = *mode;
+  s.order = order->second;
+  const sim::StoreOutcome outcome = sim::SimulateStore(s);
+  if (!outcome.finished) return Unfinished();
   std::printf("{\"step_s\": %.9f, \"bound_s\": %.9f}\n", outcome.step_s, outcome.bound_s);
+  return absl::OkStatus();
 }
 
-template <typename Setting>
-int RunLines() {
-  std::string line;
-  while (std::getline(std::cin, line)) {
+const std::map<std::string, absl::Status (*)(std::istream&)> kKinds = {
+    {"ranks", Ranks}, {"steps", Steps}, {"store", Store}};
+
+int Main(const std::string& kind) {
+  const auto simulate = kKinds.find(kind);
+  if (simulate == kKinds.end()) {
+    std::fprintf(stderr, "usage: simulate ranks|steps|store\n");
+    return 2;
+  }
+  for (std::string line; std::getline(std::cin, line);) {
     std::istringstream in(line);
-    Setting setting;
-    if (!Read(in, &setting)) {
-      std::fprintf(stderr, "not a setting: %s\n", line.c_str());
-      return 2;
-    }
-    const auto outcome = Run(setting);
-    if (!outcome.finished) {
-      std::fprintf(stderr, "a simulation did not finish: %s\n", line.c_str());
-      return 1;
-    }
-    Print(setting, outcome);
+    const absl::Status status = simulate->second(in);
+    if (status.ok()) continue;
+    std::fprintf(stderr, "%s: %s\n", std::string(status.message()).c_str(), line.c_str());
+    return 1;
   }
   return 0;
 }
@@ -166,11 +160,4 @@ int RunLines() {
 }  // namespace
 }  // namespace thinwire::sched
 
-int main(int argc, char** argv) {
-  const std::string kind = argc > 1 ? argv[1] : "";
-  if (kind == "ranks") return thinwire::sched::RunLines<thinwire::sim::Setting>();
-  if (kind == "steps") return thinwire::sched::RunLines<thinwire::sched::StepsSetting>();
-  if (kind == "store") return thinwire::sched::RunLines<thinwire::sim::StoreSetting>();
-  std::fprintf(stderr, "usage: %s ranks|steps|store\n", argv[0]);
-  return 2;
-}
+int main(int argc, char** argv) { return thinwire::sched::Main(argc > 1 ? argv[1] : ""); }

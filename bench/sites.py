@@ -60,19 +60,11 @@ class Manager:
         self._step += 1
         return True
 
-    def allreduce(self, tensor: torch.Tensor, should_quantize: bool = False) -> Mean:
-        return Mean(dist.all_reduce(tensor, async_op=True), tensor)
-
-
-class Mean:
-    """An allreduce that ends in the mean."""
-
-    def __init__(self, work: dist.Work, tensor: torch.Tensor) -> None:
-        self._work, self._tensor = work, tensor
-
-    def wait(self) -> None:
-        self._work.wait()
-        self._tensor.div_(dist.get_world_size())
+    def allreduce(
+        self, tensor: torch.Tensor, should_quantize: bool = False
+    ) -> torch.futures.Future:
+        summed = dist.all_reduce(tensor, async_op=True).get_future()
+        return summed.then(lambda _: tensor.div_(dist.get_world_size()))
 
 
 def model_of(parameters: int) -> torch.nn.Sequential:

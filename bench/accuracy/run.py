@@ -130,7 +130,7 @@ class Results:
 
     def row(self, run: Run) -> dict[str, Any] | None:
         """None if it has not been run by this recipe."""
-        path = run.file(self._folder)
+        path = self.path(run)
         if run not in self._rows and path.is_file():
             found = json.loads(path.read_text())
             if found["recipe"] == run.recipe():
