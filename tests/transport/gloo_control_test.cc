@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <chrono>
 #include <memory>
+#include <thread>
+#include <vector>
 
 #include "tests/leaks.h"
 #include "tests/transport/gloo_ranks.h"
@@ -39,6 +41,37 @@ TEST(GlooControl, HearsWhatAPeerSaidBeforeItLeft) {
       EXPECT_EQ(message->frame[0], i);
     }
     EXPECT_TRUE(absl::IsUnavailable(control.Receive().status()));
+  }
+}
+
+// The connections of another plane to the same peer may be seen to close first.
+TEST(GlooControl, HearsWhatAPeerSaidBeforeAnotherPlaneFailed) {
+  constexpr int kRounds = 20, kFrames = 10;
+  for (int round = 0; round < kRounds; ++round) {
+    GlooRanks ranks(2);
+    ControlPlane& control = *ranks.links[0];
+    GlooLinks& peer = *ranks.links[1];
+    // The receives are known at the other end once a frame has come.
+    ASSERT_TRUE(peer.Send(0, ControlFrame{}).ok());
+    ASSERT_TRUE(control.Receive().ok());
+
+    Standstill standstill(ranks.links[0]->loop());
+    for (int i = 1; i <= kFrames; ++i) ASSERT_TRUE(peer.Send(0, Numbered(i)).ok());
+    peer.loop().Sync();
+    std::vector<absl::StatusOr<ControlMessage>> heard;
+    std::thread receiver([&] {
+      do heard.push_back(control.Receive());
+      while (heard.back().ok());
+    });
+    const std::shared_ptr<Failure> another = Failure::Make();
+    const Failure::Listener passed_on = another->PassOn(ranks.data[0]->failure());
+    another->Fail(absl::UnavailableError("rank 1 is gone"));
+    standstill.End();
+    receiver.join();
+
+    ASSERT_EQ(heard.size(), kFrames + 1u) << "round " << round;
+    for (int i = 1; i <= kFrames; ++i) EXPECT_EQ(heard[i - 1]->frame[0], i);
+    EXPECT_EQ(heard.back().status().message(), "rank 1 is gone");
   }
 }
 

@@ -191,10 +191,19 @@ void GlooLinks::Flush(Deadline deadline) {
 }
 
 void GlooLinks::OnFailure() {
-  {
-    const absl::MutexLock lock(&mu_);  // Receive looks again
-  }
-  loop_->Post([this] { EndBlocks(); });
+  loop_->Post([this] {
+    EndBlocks();
+    EndFrames(2);
+  });
+}
+
+// A peer that fails says why and then closes all its connections, and one of another plane may be
+// seen to close before the loop has read what the peer said here. What was there when the planes
+// failed is among the events of the next turn at the latest, and has been read in the one after it.
+void GlooLinks::EndFrames(int turns) {
+  if (turns > 0) return loop_->Post([this, turns] { EndFrames(turns - 1); });
+  const absl::MutexLock lock(&mu_);
+  frames_ended_ = true;
 }
 
 void GlooLinks::EndBlocks() {

@@ -239,10 +239,10 @@ class GlooLinks final : public ControlPlane {
 
  private:
   void OnFailure();
-  void EndBlocks();  // on the loop's thread, after a failure
-  bool IsReady() const ABSL_SHARED_LOCKS_REQUIRED(mu_) {
-    return failure_->failed() || !frames_.empty();
-  }
+  // On the loop's thread, after a failure:
+  void EndBlocks();
+  void EndFrames(int turns);  // after so many turns of the loop
+  bool IsReady() const ABSL_SHARED_LOCKS_REQUIRED(mu_) { return frames_ended_ || !frames_.empty(); }
 
   const std::shared_ptr<gloo::Context> context_;
   const Membership members_;
@@ -253,6 +253,7 @@ class GlooLinks final : public ControlPlane {
 
   absl::Mutex mu_;
   std::deque<ControlMessage> frames_ ABSL_GUARDED_BY(mu_);
+  bool frames_ended_ ABSL_GUARDED_BY(mu_) = false;  // those from before a failure are here
 
   const std::unique_ptr<GlooLoop> loop_;  // ends before all above: what was posted runs by then
   Failure::Listener listener_;            // ends first
