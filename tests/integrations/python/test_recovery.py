@@ -237,6 +237,37 @@ def no_replica_is_left(rank: int, folder: str):
         trainer.recover()
 
 
+def lose_a_rank_in_the_first_step(rank: int, folder: str):
+    """Torch's exchange of the parameters' order fails, as where a third rank is lost."""
+    trainer = Trainer("p3")
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(dist, "broadcast_object_list", lose)
+        with pytest.raises(thinwire.PeerLostError, match="the order of the parameters"):
+            trainer.step(0, rank)
+    regroup(folder, rank, 2)
+    result = trainer.recover()
+    for step in range(MORE):
+        trainer.step(step, rank)
+    trainer.finish()
+    return result, digest(trainer.model)
+
+
+def test_a_rank_that_is_lost_in_the_first_step_is_a_typed_error(tmp_path):
+    first, second = run(lose_a_rank_in_the_first_step, str(tmp_path))
+    assert first == second and first[0] == (0, 0, True)
+
+
+def lose_a_rank_while_replicas_are_made(_rank: int):
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(dist, "broadcast", lose)
+        with pytest.raises(thinwire.PeerLostError, match="the same replica"):
+            thinwire.torch.compress(make_mlp(), "int4")
+
+
+def test_a_rank_that_is_lost_while_replicas_are_made_is_a_typed_error():
+    run(lose_a_rank_while_replicas_are_made)
+
+
 def test_ranks_of_which_none_has_whole_parameters_are_told(tmp_path):
     first, second = outcomes_of(no_replica_is_left, str(tmp_path))
     assert first.error == "DataLossError", first.trace
