@@ -205,6 +205,6 @@ def raises(rank: int, where: int) -> None:
 
 @pytest.mark.parametrize("where", [0, 3])
 def test_a_rank_that_raises_ends_the_others_with_a_typed_error(where):
-    first, second = outcomes_of(raises, where, timeout_s=100.0)
+    first, second = outcomes_of(raises, where)
     assert "a bad batch" in second.trace
     assert first.error == "PeerLostError", first.trace

@@ -72,7 +72,7 @@ def never_fail(rank: int, way: str, steps: int):
     "way", [pytest.param(w, marks=() if w == "hook" else pytest.mark.slow) for w in WAYS]
 )
 def test_two_of_three_ranks_go_on(way, tmp_path):
-    outcomes = outcomes_of(lose_a_rank, way, str(tmp_path), world=3, timeout_s=90)
+    outcomes = outcomes_of(lose_a_rank, way, str(tmp_path), world=3)
     assert outcomes[1].exit_code < 0
     reference = {
         steps: run(never_fail, way, steps, world=3) for steps in (LAST - 1, LAST, LAST + 1)
@@ -365,7 +365,7 @@ def leave_without_recovery(rank: int, folder: str):
 
 
 def test_a_model_dies_after_its_group_without_a_recovery(tmp_path):
-    run(leave_without_recovery, str(tmp_path), timeout_s=60)
+    run(leave_without_recovery, str(tmp_path))
 
 
 def threads_at_rest() -> int:
