@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from memory import bytes_in_use
 from models import data, digest, loss_of, make_mlp
-from ranks import outcomes_of, run
+from ranks import HANG_S, outcomes_of, run
 from thinwire import comm
 from thinwire.torch import GradientExchange, State, hook, private
 from torch.nn.parallel import DistributedDataParallel
@@ -338,7 +338,7 @@ def test_nothing_is_kept_of_a_state_that_has_died():
         private.keep_former_group(state, object())
     del state, states
     gc.collect()
-    end = time.monotonic() + 10
+    end = time.monotonic() + HANG_S
     while private._former_groups or not private._to_keep.empty():
         assert time.monotonic() < end, private._former_groups
         time.sleep(0.01)

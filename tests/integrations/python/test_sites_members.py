@@ -321,7 +321,7 @@ def wrong_key(rank: int, address: str, folder: str):
     members = join(address, f"site {rank}", min_members=3, key_file=key)
     model = make_mlp(width=WIDTH)
     inner = torch.optim.SGD(model.parameters(), lr=0.05)
-    local = sites.LocalSGD(members, model, inner, 2, timeout_s=3)
+    local = sites.LocalSGD(members, model, inner, 2, timeout_s=100)
     with pytest.raises(errors.Error, match="different keys"):
         local.__enter__()
 
