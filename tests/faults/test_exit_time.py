@@ -13,7 +13,7 @@ import pytest
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("exits")]
 
 HERE = Path(__file__).resolve().parent
-TURNS = 2
+TURNS, MOST_TURNS = 2, 8  # a wait is one in every turn, and the load of a busy machine is not
 RATIO = 2  # of a rank's fastest exit with thinwire to its slowest with plain DDP
 NOISE_S = 1.0  # of a busy machine; rank 1 of the two that end apart is later than that
 DEADLINE_S = 900
@@ -36,14 +36,22 @@ def script():
 @pytest.mark.parametrize("end", ["return", "apart", "sys.exit", "exception", "os._exit"])
 def test_an_exit_without_close_takes_as_long_as_plain_ddps(tmp_path, script, end):
     seconds: dict[str, list[list[float]]] = defaultdict(list)
-    for turn in range(TURNS):
+    for turn in range(MOST_TURNS):
         for how in ("plain", "thinwire"):
             seconds[how].append(lifetimes(script, how, end, tmp_path / f"{how}{turn}"))
+        if turn + 1 >= TURNS and are_alike(seconds):
+            break
     print(f"{end}: {dict(seconds)}")
-    # By rank, since one that waits for the other one's end is as fast as the other is slow.
+    assert are_alike(seconds), dict(seconds)
+
+
+def are_alike(seconds: dict[str, list[list[float]]]) -> bool:
+    """By rank, since one that waits for the other one's end is as fast as the other is slow."""
     for rank in range(2):
         plain, ours = ([turn[rank] for turn in seconds[how]] for how in ("plain", "thinwire"))
-        assert min(ours) <= RATIO * max(plain) + NOISE_S, dict(seconds)
+        if min(ours) > RATIO * max(plain) + NOISE_S:
+            return False
+    return True
 
 
 def lifetimes(script: subprocess.Popen[str], how: str, end: str, store: Path) -> list[float]:

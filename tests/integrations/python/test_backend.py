@@ -447,7 +447,7 @@ def test_bits_of_gathers_are_those_of_compress_where_the_layouts_agree(tmp_path)
 
 def with_uneven_inputs(rank: int, store: str) -> torch.Tensor:
     """Rank 0 has 3 steps more."""
-    meet(rank, store, "thinwire", codec="int8", timeout_s=20)
+    meet(rank, store, "thinwire", codec="int8", timeout_s=100)
     torch.manual_seed(0)
     ddp = DistributedDataParallel(nn.Linear(WIDTH, WIDTH))
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01)
@@ -477,7 +477,7 @@ class Opts:
 def reconfigure(rank: int) -> list[tuple[float, int, int]]:
     """Sum, rank and size among all; all again, as a set; without rank 1; with it, and without
     rank 2."""
-    group = ProcessGroup("int8", scope="all", timeout_s=20)
+    group = ProcessGroup("int8", scope="all", timeout_s=100)
     assert group.supports_reconfigure
     handles: list[str] = [""] * 3
     dist.all_gather_object(handles, group.get_reconfigure_handle())

@@ -162,7 +162,7 @@ def test_reentrant_checkpoints_are_one_step(shared):
 def failing(rank: int, layer: int):
     """A backward pass fails on rank 1 at the input of a layer, and the program goes on."""
     model = make_mlp(width=768)
-    made = tw.compress(model, "int4", min_bytes=0, timeout_s=20)
+    made = tw.compress(model, "int4", min_bytes=0, timeout_s=100)
 
     def fail(_gradient: torch.Tensor) -> None:
         raise ValueError("no memory")

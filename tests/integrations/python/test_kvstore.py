@@ -25,7 +25,7 @@ import thinwire.kvstore as kvs
 import torch
 
 name, codec = sys.argv[1], sys.argv[2]
-kv = kvs.create(name, timeout_s=30)
+kv = kvs.create(name, timeout_s=100)
 if codec != "fp32":
     kv.set_gradient_compression({"type": codec})
 shape, big = (2, 3), (1200, 1100)
@@ -59,7 +59,7 @@ import thinwire.kvstore as kvs
 import torch
 
 rate, threshold = 2, 0.5
-kv = kvs.create("dist_sync", timeout_s=30, slice_elements=4096)
+kv = kvs.create("dist_sync", timeout_s=100, slice_elements=4096)
 kv.init("3", torch.zeros(2, 3))  # as MXNet's file has keys before that are not compressed
 kv.set_gradient_compression({"type": "2bit", "threshold": threshold})
 kv.set_optimizer("add", learning_rate=1.0, rescale_grad=rate)
@@ -180,7 +180,7 @@ def test_mxnets_variables_start_a_scheduler_servers_and_workers(checks):
 
 @pytest.fixture
 def kv():
-    store = kvstore.create("local", timeout_s=20)
+    store = kvstore.create("local", timeout_s=100)
     yield store
     store.close()
 

@@ -98,7 +98,7 @@ from thinwire.torch import ParameterServerOptimizer
 net = torch.nn.Linear(64, 8)
 try:
     served = ParameterServerOptimizer(torch.optim.SGD(net.parameters(), lr=0.01), net,
-                                      mode=sys.argv[1], codec="int4", timeout_s=30)
+                                      mode=sys.argv[1], codec="int4", timeout_s=100)
     target = torch.randn(64, 8, generator=torch.Generator().manual_seed(1))
     print(f"worker {served.store.rank} joined {served.store.has_joined}", flush=True)
     for step in itertools.count():

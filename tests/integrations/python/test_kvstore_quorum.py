@@ -22,7 +22,7 @@ def hear(*names):
         time.sleep(0.01)
 
 
-kv = kvs.create(sys.argv[2], timeout_s=30)
+kv = kvs.create(sys.argv[2], timeout_s=100)
 w, table = torch.zeros(5), torch.zeros(4, 3)
 kv.init("w", w)
 kv.init("table", table, row_sparse=True)

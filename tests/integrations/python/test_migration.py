@@ -102,7 +102,7 @@ def variables(rank: int, program: Program) -> dict[str, str]:
 @pytest.fixture(scope="module")
 def printed(tmp_path_factory) -> tuple[dict[str, str], dict[str, str]]:
     listed, _stores = programs(tmp_path_factory.mktemp("migration"))
-    return tuple(run(outputs, listed, timeout_s=120))
+    return tuple(run(outputs, listed))
 
 
 def test_there_are_diffs():

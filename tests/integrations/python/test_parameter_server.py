@@ -23,7 +23,7 @@ from thinwire.torch import ParameterServerOptimizer
 
 net = torch.nn.Linear(8, 1)
 optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
-served = ParameterServerOptimizer(optimizer, net, mode=sys.argv[1], timeout_s=30,
+served = ParameterServerOptimizer(optimizer, net, mode=sys.argv[1], timeout_s=100,
                                   overlap=sys.argv[2] == "overlap")
 for epoch, steps in enumerate((2, 6) if served.store.rank == 0 else (40, 6)):
     optimizer.param_groups[0]["lr"] = 1e-3 / (epoch + 1)
@@ -56,7 +56,7 @@ from thinwire.torch import ParameterServerOptimizer
 
 net = torch.nn.Linear(1, 1)
 served = ParameterServerOptimizer(torch.optim.SGD(net.parameters(), lr=1e-6), net,
-                                  mode=sys.argv[1], codec=None, timeout_s=30)
+                                  mode=sys.argv[1], codec=None, timeout_s=100)
 data = [(torch.tensor([float(i)]), i) for i in range(100)]
 for x, numbers in served.share(data, batch_size=5, epochs=2):
     served.zero_grad()
@@ -96,7 +96,7 @@ def test_shared_batches_go_to_whoever_asks(mode, kills, tmp_path):
 def test_a_share_in_one_process_has_the_datasets_batches(tmp_path):
     net = torch.nn.Linear(3, 1)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    served = ParameterServerOptimizer(optimizer, net, mode="local", codec=None, timeout_s=20)
+    served = ParameterServerOptimizer(optimizer, net, mode="local", codec=None, timeout_s=100)
     data = torch.utils.data.TensorDataset(torch.arange(10.0))
     batches = [x.tolist() for (x,) in served.share(data, 4, 2, shuffle=False)]
     assert batches == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]] * 2
@@ -124,7 +124,7 @@ def test_a_loop_with_the_optimizer_on_the_server_is_torchs(make, tmp_path):
     numbers = {"lr": 0.05} | ({"momentum": 0.9} if make is torch.optim.SGD else {})
     plain = make(theirs.parameters(), **numbers)
     served = ParameterServerOptimizer(
-        make(ours.parameters(), **numbers), ours, mode="local", codec=None, timeout_s=20
+        make(ours.parameters(), **numbers), ours, mode="local", codec=None, timeout_s=100
     )
     for step in range(12):
         x = torch.randn(16, 20)
@@ -155,7 +155,7 @@ def test_gradients_are_pushed_in_backward_with_the_same_bits(codec):
         net.register_parameter("unused", torch.nn.Parameter(torch.ones(3)))
         optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
         served = ParameterServerOptimizer(
-            optimizer, net, mode="local", codec=codec, overlap=overlap, timeout_s=20
+            optimizer, net, mode="local", codec=codec, overlap=overlap, timeout_s=100
         )
         sent, pushpull = [], served.store.pushpull
         served.store.pushpull = lambda name, *rest, **more: (
@@ -182,7 +182,7 @@ def test_gradients_are_pushed_in_backward_with_the_same_bits(codec):
 def test_gradients_that_backward_has_pushed_do_not_change():
     net = torch.nn.Linear(4, 1)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    served = ParameterServerOptimizer(optimizer, net, mode="local", timeout_s=20)
+    served = ParameterServerOptimizer(optimizer, net, mode="local", timeout_s=100)
     net(torch.randn(8, 4)).square().mean().backward()
     torch.nn.utils.clip_grad_norm_(net.parameters(), 1e-3)
     with pytest.raises(thinwire.InvalidArgumentError, match="overlap=False"):
@@ -225,7 +225,7 @@ target = torch.randn(50, 4)
 torch.set_num_threads(1)
 model = torch.nn.Sequential(torch.nn.Linear(50, 64, bias=False), torch.nn.Linear(64, 4))
 optimizer = torch.optim.SGD(model.parameters(), lr=float(sys.argv[2]))
-served = ParameterServerOptimizer(optimizer, model, mode=sys.argv[1], codec="int4", timeout_s=30)
+served = ParameterServerOptimizer(optimizer, model, mode=sys.argv[1], codec="int4", timeout_s=100)
 torch.manual_seed(served.store.rank)
 for step in range(200):
     x = torch.randn(64, 50)
@@ -273,7 +273,7 @@ class ReadsOthers(torch.nn.Module):
 def test_a_forward_waits_for_all_parameters_that_it_reads():
     net = ReadsOthers()
     served = ParameterServerOptimizer(
-        torch.optim.SGD(net.parameters(), lr=0.1), net, mode="local", timeout_s=20
+        torch.optim.SGD(net.parameters(), lr=0.1), net, mode="local", timeout_s=100
     )
     waited, wait = set(), served.store.wait
     served.store.wait = lambda name=None: (waited.add(name), wait(name))
@@ -289,7 +289,7 @@ def test_a_forward_waits_for_all_parameters_that_it_reads():
 def test_a_copy_of_the_model_has_its_values_and_waits_for_nothing():
     net = torch.nn.Linear(4, 2)
     served = ParameterServerOptimizer(
-        torch.optim.SGD(net.parameters(), lr=0.1), net, mode="local", timeout_s=20
+        torch.optim.SGD(net.parameters(), lr=0.1), net, mode="local", timeout_s=100
     )
     net(torch.ones(3, 4)).sum().backward()
     served.step()

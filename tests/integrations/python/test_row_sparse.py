@@ -15,7 +15,7 @@ import numpy as np
 import thinwire.kvstore as kvs
 import torch
 
-kv = kvs.create(sys.argv[1], timeout_s=30, slice_elements=4096)
+kv = kvs.create(sys.argv[1], timeout_s=100, slice_elements=4096)
 rate, shape, big_shape, repeats = 2, (2, 3), (1200, 1200), 2
 rank, workers = kv.rank, kv.num_workers
 
@@ -76,7 +76,7 @@ def test_mxnets_checks_of_row_sparse_hold(tmp_path):
 
 @pytest.fixture
 def kv():
-    store = kvstore.create("local", timeout_s=20)
+    store = kvstore.create("local", timeout_s=100)
     yield store
     store.close()
 
@@ -234,7 +234,7 @@ def test_a_loop_with_sparse_embeddings_is_torchs():
     ours.load_state_dict(theirs.state_dict())
     plain = torch.optim.SGD(theirs.parameters(), lr=0.5)
     served = ParameterServerOptimizer(
-        torch.optim.SGD(ours.parameters(), lr=0.5), ours, mode="local", codec=None, timeout_s=20
+        torch.optim.SGD(ours.parameters(), lr=0.5), ours, mode="local", codec=None, timeout_s=100
     )
     for step in range(12):
         ids = torch.randint(100, (16, 4))
@@ -262,7 +262,7 @@ torch.set_num_threads(1)
 target = torch.randn(50, 8)
 model = torch.nn.Sequential(torch.nn.Embedding(50, 8, sparse=True), torch.nn.Linear(8, 8))
 optimizer = torch.optim.Adagrad(model.parameters(), lr=0.3)
-served = ParameterServerOptimizer(optimizer, model, mode=sys.argv[1], codec="int8", timeout_s=30)
+served = ParameterServerOptimizer(optimizer, model, mode=sys.argv[1], codec="int8", timeout_s=100)
 torch.manual_seed(served.store.rank)
 for step in range(80):
     ids = torch.randint(50, (64,))

@@ -76,7 +76,7 @@ def test_ranks_are_connected_on_loopback_and_listen_no_more():
     before, board, running = set(own_sockets()), Board(), threading.Barrier(2)
 
     def be(rank: int) -> list[tuple[str, str]]:
-        communicator = Communicator(rank, 2, board, "security", Config(timeout_s=20))
+        communicator = Communicator(rank, 2, board, "security", Config(timeout_s=100))
         values = (ctypes.c_float * 100_000)()
         communicator.all_reduce(ctypes.addressof(values), len(values), "float32", "sum")
         running.wait()

@@ -242,7 +242,7 @@ def weighted_by_some(rank: int, weight: float | None):
 
 
 def test_members_weigh_by_samples_on_all_or_on_none():
-    for outcome in outcomes_of(weighted_by_some, None, timeout_s=30):
+    for outcome in outcomes_of(weighted_by_some, None):
         assert outcome.error == "MismatchError", outcome.trace
         assert re.search(r"member 0 .* by what it saw\(\) and member 1 .* by", outcome.message)
     assert run(weighted_by_some, 5.0) == [(30.0, 5.0)] * 2
@@ -471,7 +471,7 @@ def predicted(rank: int, delay: int):
 
 @pytest.mark.parametrize("delay", [0, 3])
 def test_the_order_of_rounds_is_predicted_on_far_links(delay):
-    for (planned, a), (announced, b) in run(predicted, delay, world=3, timeout_s=120):
+    for (planned, a), (announced, b) in run(predicted, delay, world=3):
         assert planned > 10
         assert announced == 0
         assert all(torch.equal(x, y) for x, y in zip(a, b, strict=True))

@@ -289,9 +289,7 @@ def dies_before_its_vote(rank: int, address: str, folder: str, alpha):
 @pytest.mark.parametrize("alpha", [0.0, "rebase"])
 def test_survivors_take_back_what_a_killed_member_did_not_vote_for(tmp_path, alpha):
     server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    outcomes = outcomes_of(
-        dies_before_its_vote, str(server.port), str(tmp_path), alpha, world=3, timeout_s=150
-    )
+    outcomes = outcomes_of(dies_before_its_vote, str(server.port), str(tmp_path), alpha, world=3)
     assert outcomes[1].exit_code == -signal.SIGKILL
     kept = []
     for rank in (0, 2):

@@ -176,7 +176,7 @@ def resumed(rank: int, delay: int, alpha, first_only: bool):
     ("delay", "alpha", "first_only"), [(0, 0.0, True), (2, 0.5, False), (4, "rebase", True)]
 )
 def test_a_site_that_resumes_is_as_never_having_stopped(delay, alpha, first_only):
-    assert run(resumed, delay, alpha, first_only, world=4, timeout_s=120) == [True] * 4
+    assert run(resumed, delay, alpha, first_only, world=4) == [True] * 4
 
 
 def counts_on_some(rank: int, who: tuple[int, ...], weight: float | None):
@@ -184,7 +184,7 @@ def counts_on_some(rank: int, who: tuple[int, ...], weight: float | None):
     site, alone = dist.new_group([0, 1, 2]), dist.new_group([3])
     firsts = dist.new_group([0, 3])
     options = {"site_group": site if rank < 3 else alone, "sync_every": 2, "weight": weight}
-    model, inner, diloco = make(sites.static(firsts), {**options, "timeout_s": 20})
+    model, inner, diloco = make(sites.static(firsts), {**options, "timeout_s": 100})
     with diloco:
         for number in range(2):
             if rank in who:
@@ -197,7 +197,7 @@ def counts_on_some(rank: int, who: tuple[int, ...], weight: float | None):
     ("who", "saw", "other"), [((0, 2, 3), 0, 1), ((2, 3), 2, 0)], ids=["first", "follower"]
 )
 def test_ranks_of_a_site_of_which_some_call_saw_are_told(who, saw, other):
-    outcomes = outcomes_of(counts_on_some, who, None, world=4, timeout_s=60)
+    outcomes = outcomes_of(counts_on_some, who, None, world=4)
     words = (
         f"rank {saw} of the site weighs by what it saw() and rank {other} of the site by its steps"
     )
@@ -208,7 +208,7 @@ def test_ranks_of_a_site_of_which_some_call_saw_are_told(who, saw, other):
 
 
 def test_ranks_of_a_site_with_a_constant_weight_may_call_saw():
-    assert run(counts_on_some, (0, 2), 1.0, world=4, timeout_s=60) == [1, 1, 1, 1]
+    assert run(counts_on_some, (0, 2), 1.0, world=4) == [1, 1, 1, 1]
 
 
 def joined(rank: int, groups: Groups, address: str, **options):
@@ -264,7 +264,7 @@ def dies_at(when: str) -> None:
 @pytest.mark.parametrize("who", [0, 1], ids=["first", "follower"])
 @pytest.mark.parametrize("when", ["between rounds", "in a round", "in the broadcast"])
 def test_a_lost_rank_takes_its_site_out_and_the_others_go_on(store, who, when):
-    outcomes = outcomes_of(loses_a_rank, store, who, when, world=6, timeout_s=150)
+    outcomes = outcomes_of(loses_a_rank, store, who, when, world=6)
     assert outcomes[4 + who].exit_code == -signal.SIGKILL
     assert outcomes[5 - who].error in {"PeerLostError", "TimeoutError"}, outcomes[5 - who].trace
     kept = [outcomes[rank].value for rank in range(4)]
@@ -362,7 +362,7 @@ def joins_later(rank: int, address: str, folder: str):
 
 
 def test_a_whole_site_joins_later(address, tmp_path):
-    results = run(joins_later, address, str(tmp_path), world=6, timeout_s=150)
+    results = run(joins_later, address, str(tmp_path), world=6)
     assert all(begins for begins, *_ in results)
     assert len({bits for _, bits, _ in results}) == 1
     assert results[4][2] == results[5][2] > 6
@@ -411,7 +411,7 @@ def test_the_others_are_told_why_a_rank_ends():
 
 def one_name(rank: int, address: str):
     host, _, port = address.partition(":")
-    members = sites.join(dist.TCPStore(host, int(port), is_master=False), "basel", timeout_s=20)
+    members = sites.join(dist.TCPStore(host, int(port), is_master=False), "basel", timeout_s=100)
     _, _, diloco = make(members, {})
     with pytest.raises(errors.InvalidArgumentError, match="site_group=torch"):
         diloco.__enter__()
@@ -426,7 +426,7 @@ def stands_still(rank: int, address: str, folder: str):
     """Rank 3 is stopped in a round for which its site waits; rank 2 wakes it after its error, and
     then site 0 comes back."""
     groups = Groups(rank)
-    model, inner, diloco = joined(rank, groups, address, timeout_s=3)
+    model, inner, diloco = joined(rank, groups, address, timeout_s=8)
     pid_file, over = Path(folder) / "pid", Path(folder) / "over"
     begun = 0.0
     try:
@@ -464,7 +464,7 @@ def stands_still(rank: int, address: str, folder: str):
 
 def test_a_site_whose_rank_stands_still_ends_at_the_deadline(store, tmp_path):
     results = run(stands_still, store, str(tmp_path), world=4)
-    assert results[2] > 2  # the deadline is 3, and the other site comes after the error
+    assert results[2] > 7  # the deadline is 8, and the other site comes after the error
     assert results[3] > 0
 
 
@@ -482,7 +482,7 @@ def secure(rank: int):
 
 def test_sites_of_several_ranks_take_secure_sums():
     pytest.importorskip("cryptography")
-    assert len(set(run(secure, world=6, timeout_s=120))) == 1
+    assert len(set(run(secure, world=6))) == 1
 
 
 def channels_last(rank: int):

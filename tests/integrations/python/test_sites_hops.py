@@ -99,7 +99,7 @@ def rounds_of(rank: int, codec: str, count: int):
 @pytest.mark.parametrize("codec", ["int4", "int8:down=adaptive"])
 def test_two_hops_send_what_the_formula_says_and_lose_nothing(codec):
     count = 6
-    results = run(rounds_of, codec, count, world=MEMBERS, timeout_s=120)
+    results = run(rounds_of, codec, count, world=MEMBERS)
     assert len({bits for bits, *_ in results}) == 1
     numel, info = ROWS * COLUMNS, codec_info(codec)
     hops = encoded_bytes(info.up, numel) + encoded_bytes(info.down, numel)
@@ -127,7 +127,7 @@ def entries(rank: int):
 
 
 def test_entries_and_rules_against_poisoners_stay_with_one_hop():
-    results = run(entries, world=MEMBERS, timeout_s=120)
+    results = run(entries, world=MEMBERS)
     assert len({bits for bits, _ in results}) == 1
     assert all(found == [MEMBERS, MEMBERS] for _, found in results)
 
@@ -168,9 +168,7 @@ def killed_as_owner(rank: int, address: str):
 
 def test_a_round_whose_owner_dies_is_made_by_the_others():
     server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    outcomes = outcomes_of(
-        killed_as_owner, f"127.0.0.1:{server.port}", world=MEMBERS, timeout_s=150
-    )
+    outcomes = outcomes_of(killed_as_owner, f"127.0.0.1:{server.port}", world=MEMBERS)
     assert outcomes[4].exit_code == -signal.SIGKILL
     kept = [outcome.value for rank, outcome in enumerate(outcomes) if rank != 4]
     assert all(kept), [outcome.trace for outcome in outcomes]
@@ -219,9 +217,7 @@ def ninth_comes(rank: int, address: str, folder: str):
 
 def test_a_ninth_member_owns_a_part_at_once(tmp_path):
     server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    results = run(
-        ninth_comes, f"127.0.0.1:{server.port}", str(tmp_path), world=MEMBERS, timeout_s=150
-    )
+    results = run(ninth_comes, f"127.0.0.1:{server.port}", str(tmp_path), world=MEMBERS)
     assert len({bits for bits, _ in results}) == 1
     last = results[8][1]
     assert all(found[-len(last) :] == last for _, found in results)
@@ -258,7 +254,7 @@ def in_chunks(rank: int, aggregate: str):
 
 @pytest.mark.parametrize("aggregate", ["mean", "centered_clip"])
 def test_chunks_change_no_bit(aggregate):
-    for (many, a, reports), (one, b, others) in run(in_chunks, aggregate, world=3, timeout_s=120):
+    for (many, a, reports), (one, b, others) in run(in_chunks, aggregate, world=3):
         assert many > 4 > one == 1
         assert all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
         # Bytes between chunks differ by their padding, and digests with them.

@@ -109,7 +109,7 @@ def killed_at(rank: int, address: str, phase: str, delay: int):
 def test_survivors_retry_with_fresh_masks_and_lose_no_step(phase, delay):
     server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     address = f"127.0.0.1:{server.port}"
-    outcomes = outcomes_of(killed_at, address, phase, delay, world=4, timeout_s=150)
+    outcomes = outcomes_of(killed_at, address, phase, delay, world=4)
     assert outcomes[1].exit_code == -signal.SIGKILL
     for rank in (0, 2, 3):
         assert not outcomes[rank].error, outcomes[rank].trace
@@ -168,7 +168,7 @@ def test_a_sum_that_one_has_is_committed_by_all(tmp_path):
     """Else the next sum, of those who are left, would show the update of the one that died."""
     server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     address = f"127.0.0.1:{server.port}"
-    outcomes = outcomes_of(one_has_the_sum, address, str(tmp_path), world=4, timeout_s=150)
+    outcomes = outcomes_of(one_has_the_sum, address, str(tmp_path), world=4)
     for rank in (0, 2, 3):
         assert not outcomes[rank].error, outcomes[rank].trace
     kept = [outcomes[rank].value for rank in (0, 2, 3)]
@@ -201,7 +201,7 @@ def joins_later(rank: int, address: str, folder: str):
 def test_a_newcomer_counts_from_its_first_round_on(tmp_path):
     server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     address = f"127.0.0.1:{server.port}"
-    results = run(joins_later, address, str(tmp_path), world=4, timeout_s=150)
+    results = run(joins_later, address, str(tmp_path), world=4)
     check_alike(results)
     for each in results[:3]:
         assert each["counted"] == each["made"]

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch.distributed as dist
+from ranks import HANG_S
 from thinwire import errors
 from thinwire.torch import sites
 from thinwire.torch.sites import store_members
@@ -32,7 +33,7 @@ def test_connections_that_come_too_late_are_closed():
         unless_lost(call, lambda: "member 7" if lost.is_set() else None, dropped.put)
     assert dropped.empty()
     release.set()
-    assert dropped.get(timeout=30) == "late"
+    assert dropped.get(timeout=HANG_S) == "late"
     assert unless_lost(lambda: "soon", lambda: None, dropped.put) == "soon"
     assert dropped.empty()
 
@@ -43,7 +44,7 @@ def test_one_that_was_not_seen_yet_is_not_lost():
     members = {
         name: sites.join(
             dist.TCPStore("127.0.0.1", server.port, is_master=False), name, min_members=3,
-            timeout_s=30, beat_s=20 if name == "b" else 0.05, dead_s=40,
+            timeout_s=100, beat_s=20 if name == "b" else 0.05, dead_s=40,
         )
         for name in "abc"
     }  # fmt: skip
@@ -67,7 +68,7 @@ def test_one_that_gave_an_epoch_up_is_not_waited_for():
     a, b = (
         sites.join(
             dist.TCPStore("127.0.0.1", server.port, is_master=False), name, min_members=2,
-            timeout_s=30, beat_s=0.05, dead_s=40,
+            timeout_s=100, beat_s=0.05, dead_s=40,
         )
         for name in "ab"
     )  # fmt: skip
@@ -170,7 +171,7 @@ def test_after_a_lost_connection_a_silent_member_is_not_waited_for():
             name,
             beat_s=0.05,
             dead_s=8,
-            timeout_s=30,
+            timeout_s=100,
             min_members=3,
         )
         for name in "abc"
@@ -197,7 +198,7 @@ def test_after_a_lost_connection_a_silent_member_is_not_waited_for():
             assert not one.wants_change()  # which would wait for c until it is dead
         d = sites.join(
             dist.TCPStore("127.0.0.1", server.port, is_master=False), "d", beat_s=0.05, dead_s=8,
-            timeout_s=30, min_members=3,
+            timeout_s=100, min_members=3,
         )  # fmt: skip
         coming = threads.submit(d.meet, None)
         while not (a.wants_change() and b.wants_change()):
@@ -221,7 +222,7 @@ def test_a_second_death_during_a_meeting_takes_no_longer_than_the_first(monkeypa
     members = [
         sites.join(
             dist.TCPStore("127.0.0.1", server.port, is_master=False), name, beat_s=0.01, dead_s=8,
-            timeout_s=30, min_members=4,
+            timeout_s=100, min_members=4,
         )
         for name in "abcd"
     ]  # fmt: skip
@@ -260,7 +261,7 @@ def test_a_second_death_during_a_meeting_takes_no_longer_than_the_first(monkeypa
                 advance(0.8)
             assert dead._joined.number in rest[0]._joined.alive(), "dead_s are not over"
             for meeting in meetings:
-                assert meeting.result(timeout=30).names == tuple(one.name for one in rest)
+                assert meeting.result(timeout=HANG_S).names == tuple(one.name for one in rest)
         finally:
             for one in rest:
                 one.close()
@@ -274,7 +275,7 @@ def test_members_that_stood_still_do_not_train_apart(allow_split):
     a, b, c, d = members = [
         sites.join(
             dist.TCPStore("127.0.0.1", server.port, is_master=False), name, beat_s=0.05,
-            dead_s=1.0, timeout_s=20, allow_split=allow_split,
+            dead_s=3.0, timeout_s=100, allow_split=allow_split,
             min_members=4,
         )
         for name in "abcd"
@@ -295,7 +296,7 @@ def test_members_that_stood_still_do_not_train_apart(allow_split):
             one._joined._look = lambda: None
         for one in (a, b):
             del one._joined._look
-            one._timeout_s = 4.0
+            one._timeout_s = 8.0
         if allow_split:
             assert {tuple(sorted(names)) for names in meet(LOST, a, b)} == {("a", "b")}
         else:
@@ -306,7 +307,7 @@ def test_members_that_stood_still_do_not_train_apart(allow_split):
                     waits.result()
             del c._joined._look
             for one in (a, b):
-                one._timeout_s = 20.0
+                one._timeout_s = 100.0
             assert {tuple(sorted(names)) for names in meet(LOST, a, b, c)} == {("a", "b", "c")}
         list(threads.map(lambda one: one.close(), members))
 
@@ -319,7 +320,7 @@ def test_new_processes_take_the_places_of_those_that_died():
         return [
             sites.join(
                 dist.TCPStore("127.0.0.1", server.port, is_master=False), name, beat_s=0.05,
-                dead_s=0.5, timeout_s=4 if "x" in names else 20, min_members=len(names),
+                dead_s=2.0, timeout_s=8 if "x" in names else 100, min_members=len(names),
             )
             for name in names
         ]  # fmt: skip

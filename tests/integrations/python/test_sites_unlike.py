@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 import torch.distributed as dist
+from ranks import HANG_S
 from thinwire import errors
 from thinwire.torch import sites
 
@@ -44,7 +45,7 @@ class Member:
         self.inner = torch.optim.SGD(self.model.parameters(), lr=0.05)
         store = dist.TCPStore("127.0.0.1", server.port, is_master=False)
         self.diloco = sites.DiLoCo(
-            sites.join(store, name, timeout_s=30, beat_s=0.05, dead_s=20), fragments(self.model),
+            sites.join(store, name, timeout_s=100, beat_s=0.05, dead_s=20), fragments(self.model),
             self.inner, outer(list(self.model.parameters())), 2, **options,
         )  # fmt: skip
 
@@ -84,7 +85,7 @@ def test_what_differs_is_named_on_all(what, unlike):
         runs = [threads.submit(one.train, lambda: False) for one in members]
         for run in runs:
             with pytest.raises(errors.MismatchError, match=f"has another .*{what}.* than member 0"):
-                run.result(timeout=20)
+                run.result(timeout=HANG_S)
 
 
 def test_members_of_one_name_are_told_where_the_other_one_is():
@@ -94,7 +95,7 @@ def test_members_of_one_name_are_told_where_the_other_one_is():
         runs = [threads.submit(Member(store, "basel").train, lambda: False) for _ in range(2)]
         for run in runs:
             with pytest.raises(errors.InvalidArgumentError, match=places + ".*give each a name"):
-                run.result(timeout=20)
+                run.result(timeout=HANG_S)
 
 
 @pytest.mark.parametrize(
@@ -118,5 +119,5 @@ def test_members_that_train_go_on_without_a_newcomer_that_is_unlike(caplog, erro
             Member(store, **newcomer).train(lambda: False)
         last.append(max(one.diloco.rounds for one in first) + 4)
         for run in runs:
-            assert set(run.result(timeout=30)) == {("basel", "bonn")}
+            assert set(run.result(timeout=HANG_S)) == {("basel", "bonn")}
     assert newcomer["name"] in caplog.text

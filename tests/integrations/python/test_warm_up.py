@@ -188,7 +188,7 @@ def test_the_momentum_that_the_exchange_owns_goes_on_after_it():
 def cut_off(rank: int, codec, optimized: str | None, made: int, ahead: int | None, folder: str):
     """A run that is cut off after `made` steps: on no rank, or on one alone, has the next step
     begun, which changes to the codec if it is the first one after the warm-up."""
-    model, ddp, state, optimizer = make(codec, optimized, 7, recoverable=True, timeout_s=3.0)
+    model, ddp, state, optimizer = make(codec, optimized, 7, recoverable=True, timeout_s=10.0)
     for number in range(ALL):
         if number == made:
             if rank == ahead:

@@ -4,9 +4,10 @@ makes each call."""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
 import torch
@@ -14,11 +15,26 @@ import torch.distributed as dist
 
 from thinwire import _library
 from thinwire.arguments import check_kind, check_whole
-from thinwire.errors import MismatchError
+from thinwire.errors import Error, MismatchError, PeerLostError
 from thinwire.torch.group import resolve
 
 _T = TypeVar("_T")
 _Group = dist.ProcessGroup | None  # None: the default group
+
+
+@contextlib.contextmanager
+def agreeing(on: str, group: _Group, then: str = "recover()") -> Iterator[None]:
+    """Torch's own errors in the block, which are RuntimeErrors, become a PeerLostError. For its
+    message, on: what the ranks agree on; then: the call that goes on with those that are left."""
+    try:
+        yield
+    except Error:
+        raise
+    except RuntimeError as error:
+        raise PeerLostError(
+            f"rank {dist.get_rank(group)} could not agree with the other ranks on {on} ({error}); "
+            f"make another process group of the ranks that are left, and call {then} there"
+        ) from error
 
 
 def mean_of_ranks(values: Sequence[float], group: _Group) -> list[float]:
@@ -84,8 +100,10 @@ def replica_from_rank(
 
 
 def broadcast_replica(module: torch.nn.Module, group: dist.ProcessGroup) -> None:
-    """Makes parameters and buffers those of the group's first rank."""
-    replica_from_rank(0, module, None, group)
+    """Makes parameters and buffers those of the group's first rank. PeerLostError if a rank is lost
+    meanwhile."""
+    with agreeing("the same replica", group, "compress()"):
+        replica_from_rank(0, module, None, group)
 
 
 def _without_repeats(tensor: torch.Tensor) -> torch.Tensor:

@@ -22,8 +22,7 @@ import torch
 import torch.distributed as dist
 
 from thinwire.config import Config
-from thinwire.errors import Error, PeerLostError
-from thinwire.torch.agree import from_rank_0, worst_of_ranks
+from thinwire.torch.agree import agreeing, from_rank_0, worst_of_ranks
 from thinwire.torch.forecast import (
     ACCURATE,
     Prediction,
@@ -180,15 +179,8 @@ class AutoCodec:
 
     def _decide(self, device: torch.device) -> Choice | None:
         before = self._choice
-        try:
+        with agreeing("a codec", self._group):
             codec = self._stage.decide(device)
-        except Error:
-            raise
-        except RuntimeError as error:  # torch's own exchanges
-            raise PeerLostError(
-                f"rank {dist.get_rank(self._group)}: codec='auto' could not agree with the other "
-                f"ranks: {error}"
-            ) from error
         among = (codec,) if self._turns is None else self._turns.codecs
         self._choice = Choice(codec, among)
         return None if self._choice == before else self._choice

@@ -33,7 +33,7 @@ from thinwire.torch.exchange.checkpoint import Residuals
 from thinwire.torch.exchange.compression import COMPRESSED, Compression
 from thinwire.torch.exchange.gathered import gather
 from thinwire.torch.exchange.momentum import OwnedMomentum
-from thinwire.torch.exchange.recovery import Agreement, Recovery, fit, progress_of, recovering
+from thinwire.torch.exchange.recovery import Agreement, Recovery, fit, progress_of
 from thinwire.torch.exchange.rules import Codec, Rules, Structure
 from thinwire.torch.exchange.session import Session
 from thinwire.torch.exchange.warm_up import plan
@@ -506,7 +506,7 @@ class GradientExchange(Compression):
             self._session.ledger, codec, self.config.momentum, self.steps, made, users_of(members),
             self._whole,
         )  # fmt: skip
-        with recovering(dist.get_rank(members)):
+        with agree.agreeing("a step to go on from", members):
             agreement = Agreement(mine, members)
             kept = agreement.choose(now, before, self._session.ledger.touched())
             kept = agreement.share_momentum(kept, self._sparse())
@@ -529,9 +529,8 @@ class GradientExchange(Compression):
         if result.equal:
             return
         members = resolve(self._process_group, "recover")
-        rank = dist.get_rank(members)
-        self._whole = rank == result.source
-        with recovering(rank):
+        self._whole = dist.get_rank(members) == result.source
+        with agree.agreeing("the same replica", members):
             agree.replica_from_rank(result.source, module, optimizer, members)
         self._whole = True
 

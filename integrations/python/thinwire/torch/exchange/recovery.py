@@ -8,13 +8,12 @@ have submitted it; one undo log is enough."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
-from thinwire.errors import DataLossError, Error, MismatchError, PeerLostError
+from thinwire.errors import DataLossError, MismatchError
 from thinwire.torch import agree, group, tensors
 from thinwire.torch.exchange.bucket import Bucket
 from thinwire.torch.exchange.checkpoint import Memory, Residuals, merged
@@ -147,20 +146,6 @@ class Agreement:
             zeros = tensors.zeros(numel)
             shared[name] = shared.get(name, Memory(zeros, zeros))._replace(momentum=momentum)
         return shared
-
-
-@contextlib.contextmanager
-def recovering(rank: int) -> Iterator[None]:
-    """Torch's own errors in the block become a PeerLostError. rank: of the new group."""
-    try:
-        yield
-    except Error:
-        raise
-    except RuntimeError as error:
-        raise PeerLostError(
-            f"rank {rank}: recover() could not agree with the other ranks ({error}); make another "
-            "process group of the ranks that are left, and call recover() there"
-        ) from error
 
 
 def _check_distance(reports: Sequence[Progress], goal: Progress) -> None:

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.overrides import TorchFunctionMode
 
 from thinwire.torch import private
-from thinwire.torch.agree import from_rank_0
+from thinwire.torch.agree import agreeing, from_rank_0
 from thinwire.torch.optimizer.step_pipeline import GradientBucket
 
 _Part = TypeVar("_Part")
@@ -60,10 +60,11 @@ class ModelHooks:
 
     def agree_on_order(self, group: dist.ProcessGroup) -> list[tuple[str, torch.Tensor]]:
         """Names and parameters in rank 0's forward order. All ranks call it, after a forward pass
-        (or without one: then in the model's order)."""
+        (or without one: then in the model's order). PeerLostError if a rank is lost meanwhile."""
         self._order.stop()
         by_name = {name: parameter for parameter, name in self._names.items()}
-        order = from_rank_0(self._order.order(self._names), group)
+        with agreeing("the order of the parameters", group):
+            order = from_rank_0(self._order.order(self._names), group)
         return [(name, by_name[name]) for name in order]
 
     def take(self, bucket_of: Mapping[torch.Tensor, GradientBucket]) -> None:
