@@ -36,20 +36,19 @@ Row = dict[str, Any]
 ROOT = Path(__file__).resolve().parents[1]
 PYTHONPATH = os.pathsep.join([str(ROOT), str(ROOT / "integrations/python")])
 LEAST_TURNS = 5
+PRECISION = 0.02  # of a ratio, that ends a measurement
 _RANK_OUT = "BENCH_RANK_OUT"  # set in a rank: the file for rank 0's rows
 
 
 # Measuring, in the ranks.
 
 
-def measure(
-    subjects: Subjects, *, steps: int = 5, seconds: float = 20.0, precision: float = 0.02
-) -> list[Row]:
+def measure(subjects: Subjects, *, steps: int = 5, seconds: float = 20.0) -> list[Row]:
     """Rows of subjects that take turns of `steps` steps; the first one is the baseline.
 
     Every round has another order: who follows the baseline finds the link's queue as that left it,
     which costs a tenth of a step on far links. Ends after LEAST_TURNS at least, when the 95 %
-    interval of every ratio's median is within +- precision of it, or when `seconds` a subject are
+    interval of every ratio's median is within +- PRECISION of it, or when `seconds` a subject are
     over. Every rank calls it, and gets the same rows: `ms`, the median over turns, `low_ms` and
     `high_ms`, the middle half; `ratio`, the median of baseline / subject over pairs of turns of
     one round, and its interval `ratio_low`, `ratio_high`."""
@@ -62,7 +61,7 @@ def measure(
             dice.shuffle(order)
             for name in order:
                 times[name].append(_slowest(turns[name], steps))
-            done = precise(times, precision) or time.monotonic() > end
+            done = precise(times) or time.monotonic() > end
             if _agreed(done and len(times[name]) >= LEAST_TURNS):
                 return rows_of(times)
 
@@ -102,10 +101,10 @@ def ratios(baseline: Sequence[float], times: Sequence[float]) -> list[float]:
     return [base / mine for base, mine in zip(baseline, times, strict=True)]
 
 
-def precise(times: Mapping[str, Sequence[float]], precision: float) -> bool:
+def precise(times: Mapping[str, Sequence[float]]) -> bool:
     baseline = next(iter(times.values()))
     found = (interval(ratios(baseline, each)) for each in times.values())
-    return all(high - low <= 2 * precision * middle for middle, low, high in found)
+    return all(high - low <= 2 * PRECISION * middle for middle, low, high in found)
 
 
 def rows_of(times: Mapping[str, Sequence[float]]) -> list[Row]:

@@ -42,6 +42,7 @@ SUBNET = "10.88.0"
 BURST_BYTES = 128 << 10  # of a token bucket
 QUEUE_S = 0.02  # a bucket's queue holds as much as the link sends in this time
 POLL_S = 0.02
+TIMEOUT_S = 3600.0  # of a command of this program
 
 
 @dataclass(frozen=True)
@@ -362,7 +363,6 @@ def main() -> int:
     parser.add_argument("--ranks_per_host", type=int, default=1)
     parser.add_argument("--delay_ms", type=float, default=0.0, help="one way")
     parser.add_argument("--loss", type=float, default=0.0, help="probability of a frame")
-    parser.add_argument("--timeout_s", type=float, default=3600.0)
     parser.add_argument("command", nargs=argparse.REMAINDER)
     arguments = parser.parse_args()
     refusal = "" if arguments.link == LOOPBACK else can_shape()
@@ -374,7 +374,7 @@ def main() -> int:
             arguments.hosts, arguments.link, ranks_per_host=arguments.ranks_per_host,
             delay_ms=arguments.delay_ms, loss=arguments.loss,
         ) as place:  # fmt: skip
-            place.run(arguments.command, arguments.timeout_s)
+            place.run(arguments.command, TIMEOUT_S)
     except (RuntimeError, ValueError) as error:
         print(error, file=sys.stderr)
         return 1

@@ -75,8 +75,8 @@ def test_the_interval_of_a_median_holds_it():
     middle, low, high = harness.interval(range(101))
     assert (middle, low, high) == (50, 40, 61)
     assert harness.interval([3.0]) == (3.0, 3.0, 3.0)
-    assert not harness.precise({"a": [1.0] * 20, "b": [1.0, 2.0] * 10}, 0.02)
-    assert harness.precise({"a": [1.0] * 20, "b": [2.0] * 20}, 0.02)
+    assert not harness.precise({"a": [1.0] * 20, "b": [1.0, 2.0] * 10})
+    assert harness.precise({"a": [1.0] * 20, "b": [2.0] * 20})
 
 
 def test_a_result_says_where_it_comes_from(tmp_path):

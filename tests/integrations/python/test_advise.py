@@ -229,6 +229,17 @@ def make():
     return model, optimizer, lambda: model(data(0, 0, width=256)).square().mean().backward()
 
 
+def test_a_link_on_which_the_smallest_probe_takes_long_has_a_rate():
+    class OnSlowLink:
+        def time(self, numel, **_):
+            seconds = 0.01 + 4 * numel / 1e5
+            return forecast.Spent(seconds, seconds, seconds / 10)
+
+    link = forecast._link(OnSlowLink(), 2)
+    assert link.bytes_per_s == pytest.approx(1e5)
+    assert link.cpu_s_per_byte == pytest.approx(1e-6)
+
+
 def on_link(found, bytes_per_s: float):
     """The measured times, on another link, with cores to spare. fp32 takes no time at all: on a
     busy machine, single measurements of it and of int8 change places."""

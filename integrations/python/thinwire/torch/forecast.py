@@ -158,7 +158,7 @@ def _link(on: _Probe, ranks: int) -> Link:
     latency = on.time(_TINY, repeats=20).best  # one exchange, which all ranks send at once
     idle = on.time(_SMALL, repeats=3, pause_s=_IDLE_S)
     small = on.time(_SMALL)
-    numel, large = _SMALL, small
+    numel, large = 2 * _SMALL, on.time(2 * _SMALL)
     while large.elapsed < _ENOUGH_S and numel < _MOST:
         numel *= 2
         large = on.time(numel)
