@@ -36,8 +36,8 @@ _context.set_forkserver_preload(
 )  # fmt: skip
 
 # A rank that takes longer hangs: far more than any takes on a busy machine, where an import of
-# torch alone may take half a minute.
-HANG_S = 240.0
+# torch alone may take half a minute, and a compiled model two.
+HANG_S = 480.0
 _PR_SET_PDEATHSIG = 1
 
 

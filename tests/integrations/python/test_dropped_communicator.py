@@ -17,7 +17,7 @@ from thinwire.comm import Communicator
 from thinwire.config import Config
 
 NUMEL = 300_000  # some chunks
-DEADLINE_S = 60.0
+DEADLINE_S = 200.0
 
 
 def pair(group: str) -> list[Communicator]:

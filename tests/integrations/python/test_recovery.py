@@ -348,7 +348,7 @@ def leave_without_recovery(rank: int, folder: str):
     """Rank 0 alone begins a step, which has an all-reduce of torch's own as well, and lets go of
     its model after its group, without recover()."""
     ddp = DistributedDataParallel(make_mlp(), find_unused_parameters=True)
-    compression = thinwire.torch.compress(ddp, "int4", timeout_s=2)
+    compression = thinwire.torch.compress(ddp, "int4", timeout_s=10)
     for step in range(2):  # the second one of DDP has a broadcast
         loss_of(ddp, data(step, rank)).backward()
     gone = Path(folder) / "gone"

@@ -115,16 +115,28 @@ def test_a_lighthouse_that_never_comes_back_is_a_typed_error(monkeypatch):
     assert lighthouse_meeting(monkeypatch, "", 0, talk, timeout_s=5, beat_s=0.05) == [True] * 2
 
 
-def test_a_member_that_the_lighthouse_lists_and_nobody_reaches_is_a_typed_error(monkeypatch):
+@pytest.mark.parametrize("quorums", [1, 1 << 30])
+def test_a_member_that_the_lighthouse_lists_and_nobody_reaches_is_a_typed_error(
+    monkeypatch, quorums
+):
+    """quorums: after so many nobody asks with it any more."""
+
     def talk(one, gone):
         gone.close()
+        quorum, left = one._client.quorum, iter(range(quorums))
+
+        def ask(**asked):
+            if next(left, None) is None:
+                raise RuntimeError("nobody asks")
+            return quorum(**asked)
+
+        monkeypatch.setattr(one._client, "quorum", ask)
         with pytest.raises(errors.TimeoutError, match="within 5 s") as raised:
             one.meet(None)
         return str(raised.value)
 
-    # The second one to give up may hear that nobody asks with it.
     told = lighthouse_meeting(monkeypatch, "d", 1 << 30, talk, timeout_s=5, beat_s=0.05)
-    assert any("'d' of the Lighthouse does not answer" in each for each in told)
+    assert all("'d' of the Lighthouse does not answer" in each for each in told), told
 
 
 def test_a_member_that_dies_while_all_connect_is_lost(monkeypatch):

@@ -317,11 +317,21 @@ def test_too_few_members_are_a_typed_error():
 
 
 def wrong_key(rank: int, address: str, folder: str):
+    """Nobody leaves before all have been told: who is told later would hear that one has left."""
     key = os.path.join(folder, f"key{rank // 2}")
     members = join(address, f"site {rank}", min_members=3, key_file=key)
     model = make_mlp(width=WIDTH)
     inner = torch.optim.SGD(model.parameters(), lr=0.05)
     local = sites.LocalSGD(members, model, inner, 2, timeout_s=100)
+    leave = local.close
+
+    def leave_with_the_others() -> None:
+        Path(folder, f"told{rank}").touch()
+        while not all(Path(folder, f"told{other}").exists() for other in range(3)):
+            time.sleep(0.01)
+        leave()
+
+    local.close = leave_with_the_others
     with pytest.raises(errors.Error, match="different keys"):
         local.__enter__()
 

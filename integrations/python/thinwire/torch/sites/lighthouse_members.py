@@ -283,7 +283,7 @@ class LighthouseMembers:
             self._signs.guard(None)
         waits = ""
         while True:
-            listed, number = self._ask(end)
+            listed, number = self._ask(end, why)
             self._asked = time.monotonic()
             attempt = max((one.data or {}).get("attempt", 0) for one in listed)
             if why is None and self._epoch is not None and (number, attempt) == (
@@ -330,8 +330,9 @@ class LighthouseMembers:
         self._epoch = Epoch(number, group, names)
         return self._epoch
 
-    def _ask(self, end: float) -> tuple[list[Any], int]:
-        """Return the members of the Lighthouse's next quorum, by rank, and its number."""
+    def _ask(self, end: float, why: errors.Error | None) -> tuple[list[Any], int]:
+        """Return the members of the Lighthouse's next quorum, by rank, and its number. why: another
+        one is needed, for the message if there is none in time."""
         ended = self._signs.ended()
         self._last = [member for member in self._last if member not in ended]
         told = {
@@ -354,6 +355,8 @@ class LighthouseMembers:
                 break
             except (RuntimeError, TimeoutError) as error:  # it may be started again
                 waits = f"the Lighthouse has no quorum ({error})"
+                if why is not None:
+                    waits = f"{why}, and {waits}"
             if not said:
                 said = True
                 _log.warning("member '%s' waits: %s", self.name, waits)
