@@ -13,7 +13,7 @@ from models import data, make_mlp, train, wrap
 from ranks import outcomes_of, run
 from thinwire.torch import State, all_reduce, compress, hook
 
-TIMEOUT_S = 5.0  # what comes before takes less, on a busy machine as well
+TIMEOUT_S = 12.0  # what comes before takes less, and a quarter of it is a standstill
 LONG_S = 100.0  # where nothing is to time out, also on a machine that stands still for a while
 
 

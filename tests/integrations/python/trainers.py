@@ -13,7 +13,7 @@ from thinwire.torch.exchange.recovery import Recovery
 from torch.nn.parallel import DistributedDataParallel
 
 WAYS = ("hook", "hook momentum", "loop", "p3", "wfbp", "delay", "p3 momentum")
-_OPTIONS = {"min_bytes": 0, "chunk_bytes": 8192, "timeout_s": 8.0, "recoverable": True}
+_OPTIONS = {"min_bytes": 0, "chunk_bytes": 8192, "timeout_s": 100.0, "recoverable": True}
 
 
 class Trainer:
