@@ -109,3 +109,34 @@ def test_an_abnormal_exit_tells_its_peers_why(exits, end, reason):
     assert first.returncode == (1 if end == "exception" else 0), first.stderr
     assert second.returncode == 1 and "thinwire.errors.Error" in second.stderr
     assert reason in second.stderr, second.stderr
+
+
+IN_TORCH = """
+import sys, threading, time
+import torch.distributed as dist
+from datetime import timedelta
+from thinwire import errors
+from thinwire.torch.sites.meeting import unless_lost
+
+store = dist.TCPStore("127.0.0.1", 0, is_master=True, timeout=timedelta(seconds=60))
+began = threading.Semaphore(0)
+
+def wait_for(seconds):
+    began.release()
+    store.clone().wait(["nothing"], timedelta(seconds=seconds))
+
+# Their calls end one after the other, so one does while Python ends.
+for number in range(1, 36):
+    try:
+        unless_lost(lambda: wait_for(number / 20), lambda: "member 1")
+    except errors.PeerLostError:
+        pass
+for _ in range(35):
+    began.acquire()
+sys.exit(3)
+"""
+
+
+def test_a_call_of_torchs_that_was_left_behind_does_not_abort_the_exit():
+    for done in run_scripts(IN_TORCH, world=1):
+        assert done.returncode == 3, done.stderr

@@ -191,7 +191,8 @@ class Joining:
             if self._closed.is_set() or late < _LATE_S:
                 continue
             try:
-                if self._reader.has(f"{self._times}/joined"):
-                    self._hear()
+                with private.in_torch():
+                    if self._reader.has(f"{self._times}/joined"):
+                        self._hear()
             except RuntimeError:  # the store's rank has ended, which the calls themselves find
                 return

@@ -6,14 +6,16 @@ looks for them. When a new torch breaks something here, this is the only file to
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import datetime
 import inspect
 import queue
 import sys
 import threading
+import time
 import weakref
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from types import CodeType, MethodType
 from typing import Any
 
@@ -67,6 +69,37 @@ def keep_former_group(owner: object, group: dist.ProcessGroup) -> None:
             _keeper.start()
     _to_keep.put((id(owner), group))
     weakref.finalize(owner, _to_keep.put, (id(owner), None)).atexit = False
+
+
+@contextlib.contextmanager
+def in_torch() -> Iterator[None]:
+    """For short calls of torch's on a daemon thread: the process's exit waits for those that have
+    begun, up to _EXIT_WAIT_S, and then ends a thread that begins one.
+
+    Before 3.14, Python unwinds a thread that comes back to it while the process exits. Torch 2.13
+    and 2.14 take Python's lock again in a destructor, where C++ aborts the process for that."""
+    thread = threading.current_thread()
+    _in_torch.add(thread)
+    try:
+        if _exits.is_set():
+            raise SystemExit
+        yield
+    finally:
+        _in_torch.discard(thread)
+
+
+@atexit.register
+def _wait_for_torch() -> None:
+    _exits.set()
+    end = time.monotonic() + _EXIT_WAIT_S
+    # After a fork, the parent's threads are there, and not alive.
+    while any(thread.is_alive() for thread in list(_in_torch)) and time.monotonic() < end:
+        time.sleep(0.01)
+
+
+_EXIT_WAIT_S = 2.0
+_exits = threading.Event()
+_in_torch: set[threading.Thread] = set()
 
 
 def _keep_groups() -> None:

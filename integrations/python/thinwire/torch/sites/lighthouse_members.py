@@ -26,6 +26,7 @@ from typing import Any
 import torch.distributed as dist
 
 from thinwire import errors
+from thinwire.torch import private
 from thinwire.torch.group import count_user
 from thinwire.torch.sites.meeting import (
     Epoch,
@@ -269,7 +270,8 @@ class LighthouseMembers:
 
     def _beat(self) -> None:
         while not self._closing.wait(self._beat_s):
-            with contextlib.suppress(RuntimeError):  # the next quorum() tells of it
+            # The next quorum() tells of an error.
+            with private.in_torch(), contextlib.suppress(RuntimeError):
                 self._client.heartbeat(self._id)
 
     def meet(self, why: errors.Error | None) -> Epoch:

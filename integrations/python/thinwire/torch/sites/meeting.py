@@ -20,7 +20,7 @@ import torch.distributed as dist
 from thinwire import errors
 from thinwire.comm import Communicator
 from thinwire.config import Config
-from thinwire.torch import tensors
+from thinwire.torch import private, tensors
 from thinwire.torch.exchange.bucket import Bucket
 from thinwire.torch.exchange.session import Session
 from thinwire.torch.exchange.waiter import Pending
@@ -79,7 +79,8 @@ def unless_lost(
 
     def run() -> None:
         try:
-            result, error = call(), None
+            with private.in_torch():
+                result, error = call(), None
         except BaseException as raised:  # the caller's
             result, error = None, raised
         with lock:

@@ -26,6 +26,7 @@ import torch.distributed as dist
 
 from thinwire import errors
 from thinwire.comm import pauses
+from thinwire.torch import private
 from thinwire.torch.group import count_user
 from thinwire.torch.sites.meeting import Epoch, EpochGroup, EpochStore, have_most
 
@@ -84,8 +85,9 @@ class _Watch:
     def _run(self) -> None:
         while not self._closing.wait(self._beat_s):
             try:
-                self._look()
-                self._looked(self)
+                with private.in_torch():
+                    self._look()
+                    self._looked(self)
             except RuntimeError as error:
                 with self._lock:
                     self._failed = error
