@@ -59,7 +59,7 @@ class Resender {
   MessagePlane& plane_;
   const int peer_;
   mutable absl::Mutex mu_;
-  bool has_journal_ ABSL_GUARDED_BY(mu_) = true;  // or may have one
+  bool has_journal_ ABSL_GUARDED_BY(mu_) = true;  // until it says that it has none
   uint64_t sent_ ABSL_GUARDED_BY(mu_) = 0;
   // Those with the same answer in their order.
   std::multimap<Answer, Sent> unanswered_ ABSL_GUARDED_BY(mu_);

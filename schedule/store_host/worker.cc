@@ -81,8 +81,8 @@ StoreWorker::~StoreWorker() { Close().IgnoreError(); }
 absl::Status StoreWorker::Close() {
   if (is_closed_) return absl::OkStatus();
   is_closed_ = true;
-  // A server with a journal that is away gets the rest when it is back, and then that this worker
-  // leaves: it waits for all whose leaving it has not heard of.
+  // A server with a journal that is away gets the rest when it is back, and is told then that this
+  // worker leaves. It would wait for a worker that has left without a word.
   if (AwaitAnswers().ok()) {
     {
       const absl::MutexLock lock(&mu_);

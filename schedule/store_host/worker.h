@@ -225,7 +225,7 @@ class StoreWorker {
   // says.
   template <typename Done, typename Late>
   absl::Status Await(Done done, Late late);
-  absl::Status AwaitAnswers();  // to all that was sent to servers with journals
+  absl::Status AwaitAnswers();  // of servers with journals, to all that was sent
 
   void Receive();
   void OnMessage(const Message& message);
@@ -258,7 +258,7 @@ class StoreWorker {
   std::map<int, Message> welcomes_ ABSL_GUARDED_BY(mu_);  // by server
   bool has_pushed_ ABSL_GUARDED_BY(mu_) = false;
   absl::Status failure_ ABSL_GUARDED_BY(mu_);
-  bool is_leaving_ ABSL_GUARDED_BY(mu_) = false;  // of the servers that are told
+  bool is_leaving_ ABSL_GUARDED_BY(mu_) = false;  // the next messages say so
   bool is_closing_ ABSL_GUARDED_BY(mu_) = false;
   std::vector<Key> keys_ ABSL_GUARDED_BY(mu_);
   uint64_t last_request_ ABSL_GUARDED_BY(mu_) = 0;

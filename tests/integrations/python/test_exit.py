@@ -125,7 +125,7 @@ def wait_for(seconds):
     began.release()
     store.clone().wait(["nothing"], timedelta(seconds=seconds))
 
-# Their calls end one after the other, so one does while Python ends.
+# The calls end one after the other, so one does while Python ends.
 for number in range(1, 36):
     try:
         unless_lost(lambda: wait_for(number / 20), lambda: "member 1")

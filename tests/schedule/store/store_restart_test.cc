@@ -291,7 +291,7 @@ TEST(StoreRestartTest, AWorkerThatLeavesWhileTheServerIsAwayHasLeft) {
   EXPECT_TRUE(store.served[0].ok()) << store.served[0];
 }
 
-// It died before the last worker heard that it had left.
+// The server died before the last worker heard that it had left.
 TEST(StoreRestartTest, AServerThatComesBackWhenAllHaveLeftAnswersThem) {
   StoreRanks store{.workers = 1};
   const OwnFolder folder;
