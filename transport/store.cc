@@ -13,6 +13,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
+#include "transport/steady_cond_var.h"
 
 namespace thinwire {
 namespace {
@@ -32,14 +33,14 @@ class InProcessStore final : public Store {
     for (;;) {
       if (const auto found = values_.find(name); found != values_.end()) return found->second;
       if (Clock::now() >= deadline) break;
-      changed_.WaitWithTimeout(&mu_, TimeLeft(deadline));
+      changed_.WaitUntil(&mu_, deadline);
     }
     return absl::DeadlineExceededError(absl::StrCat("nobody set '", name, "' in time"));
   }
 
  private:
   absl::Mutex mu_;
-  absl::CondVar changed_;
+  SteadyCondVar changed_;
   std::map<std::string, std::string> values_ ABSL_GUARDED_BY(mu_);
 };
 

@@ -11,17 +11,17 @@
 namespace thinwire {
 namespace {
 
-const absl::Duration kBetterReason = absl::Milliseconds(250);  // to overtake a closed socket
+constexpr std::chrono::milliseconds kBetterReason(250);  // to overtake a closed socket
 // A peer that has stopped never echoes, and takes no last words. Those that the roll call finds
 // silent are not waited for; waiting for another must not add much to the timeout that it has cost
 // already.
-const absl::Duration kEchoes = absl::Milliseconds(250);  // at most, and a 20th of the timeout
-constexpr std::chrono::milliseconds kLastWords(200);     // at most, and a 50th of the timeout
+constexpr std::chrono::milliseconds kEchoes(250);     // at most, and a 20th of the timeout
+constexpr std::chrono::milliseconds kLastWords(200);  // at most, and a 50th of the timeout
 
 using Tell = FailureProtocol::Tell;
 
 constexpr double kPause_s = 0.1;  // between two questions whether a peer is there
-const absl::Duration kTurn = absl::Milliseconds(20);
+constexpr std::chrono::milliseconds kTurn(20);
 
 bool NamesARank(const absl::Status& status) { return absl::StartsWith(status.message(), "rank "); }
 
@@ -43,7 +43,7 @@ FailureProtocol::FailureProtocol(const Membership& members, const Options& optio
       flight_path_(options.flight_path),
       timeout_(options.timeout),
       standstill_(std::max(options.timeout / 4, std::chrono::milliseconds(500))),
-      echo_patience_(std::min(kEchoes, absl::FromChrono(options.timeout / 20))),
+      echo_patience_(std::min(kEchoes, options.timeout / 20)),
       last_words_(std::min(kLastWords, options.timeout / 50)) {}
 
 void FailureProtocol::Beat(Deadline now) {
@@ -97,6 +97,7 @@ void FailureProtocol::Fail(absl::Status reason, Tell tell, int silent) {
     silent_ = silent;
     told_ = peers() == 0;
     failed_.store(true, std::memory_order_release);
+    changed_.SignalAll();
   }
   const std::string_view text(reason.message().data(), reason.message().size());
   records_.Event(FlightEvent::kFailed, text);
@@ -136,6 +137,7 @@ void FailureProtocol::OnControlLost(const absl::Status& reason, Tell tell) {
 void FailureProtocol::OnEchoes(int echoes) {
   const absl::MutexLock lock(&mu_);
   echoes_ += echoes;
+  changed_.SignalAll();
 }
 
 absl::Status FailureProtocol::status() const {
@@ -143,16 +145,19 @@ absl::Status FailureProtocol::status() const {
   return status_;
 }
 
-bool FailureProtocol::AwaitFailure(absl::Duration patience) const {
+bool FailureProtocol::AwaitFailure(std::chrono::milliseconds patience) const {
+  const Deadline deadline = Clock::now() + patience;
   const absl::MutexLock lock(&mu_);
-  return mu_.AwaitWithTimeout(absl::Condition(this, &FailureProtocol::HasFailed), patience);
+  while (status_.ok() && Clock::now() < deadline) changed_.WaitUntil(&mu_, deadline);
+  return !status_.ok();
 }
 
 void FailureProtocol::CarryThrough() {
   absl::Status reason;
   {
+    const Deadline deadline = Clock::now() + echo_patience_;
     const absl::MutexLock lock(&mu_);
-    mu_.AwaitWithTimeout(absl::Condition(this, &FailureProtocol::IsEchoed), echo_patience_);
+    while (!IsEchoed() && Clock::now() < deadline) changed_.WaitUntil(&mu_, deadline);
     reason = status_;
   }
   transport_.control->Abort(reason);
@@ -228,6 +233,7 @@ void Farewell::TellFinished(const std::vector<int>& peers) {
 void Farewell::OnByeHeard(int from) {
   const absl::MutexLock lock(&mu_);
   peers_[from].needs_nothing = true;
+  changed_.SignalAll();
 }
 
 void Farewell::OnPong(int from) {
@@ -241,9 +247,11 @@ bool Farewell::IsUnneeded() const {
                      [](const Peer& peer) { return peer.needs_nothing; });
 }
 
-bool Farewell::AwaitUnneeded(absl::Duration patience) {
+bool Farewell::AwaitUnneeded(std::chrono::milliseconds patience) {
+  const Deadline deadline = Clock::now() + patience;
   const absl::MutexLock lock(&mu_);
-  return mu_.AwaitWithTimeout(absl::Condition(this, &Farewell::IsUnneeded), patience);
+  while (!IsUnneeded() && Clock::now() < deadline) changed_.WaitUntil(&mu_, deadline);
+  return IsUnneeded();
 }
 
 // Asks the peers that may need this rank whether they are there. True if none of them is.
@@ -269,6 +277,7 @@ void Farewell::OnBye(int from, uint64_t started) {
   {
     const absl::MutexLock lock(&mu_);
     peers_[from] = {.parted = true, .counts = started, .needs_nothing = true};
+    changed_.SignalAll();
     if (++byes_ == 1 || started < counted_) {
       first_ = from;
       counted_ = started;

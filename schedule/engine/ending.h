@@ -22,6 +22,7 @@
 #include "schedule/order/sequencer.h"
 #include "transport/membership.h"
 #include "transport/planes.h"
+#include "transport/steady_cond_var.h"
 #include "transport/store.h"
 
 namespace thinwire {
@@ -74,7 +75,7 @@ class FailureProtocol {
   absl::Status Explain(const std::string& tensor, const absl::Status& status) const;
 
   // True once the group has failed; false if it has not after `patience`.
-  bool AwaitFailure(absl::Duration patience) const;
+  bool AwaitFailure(std::chrono::milliseconds patience) const;
   // After a failure: waits for the echoes, aborts the transport, and lets callers hear of it.
   void CarryThrough();
   // Before a failure is handed to a caller.
@@ -86,7 +87,6 @@ class FailureProtocol {
   void OnEchoes(int echoes);
   void WriteFlight() const;
 
-  bool HasFailed() const ABSL_SHARED_LOCKS_REQUIRED(mu_) { return !status_.ok(); }
   bool IsEchoed() const ABSL_SHARED_LOCKS_REQUIRED(mu_) { return echoes_ + silent_ >= peers(); }
   bool MayTell() const ABSL_SHARED_LOCKS_REQUIRED(mu_) { return status_.ok() || told_; }
 
@@ -95,10 +95,11 @@ class FailureProtocol {
   Records& records_;
   const std::string flight_path_;
   const std::chrono::milliseconds timeout_, standstill_;  // the least pause that counts
-  const absl::Duration echo_patience_;
+  const std::chrono::milliseconds echo_patience_;
   const std::chrono::milliseconds last_words_;  // for the own reason to leave
   std::atomic<bool> failed_{false};
   mutable absl::Mutex mu_;
+  mutable SteadyCondVar changed_;  // the status or the echoes
   absl::Status status_ ABSL_GUARDED_BY(mu_);
   int echoes_ ABSL_GUARDED_BY(mu_) = 0;     // peers that have failed as well, or can't say so
   int silent_ ABSL_GUARDED_BY(mu_) = 0;     // peers that will not say so
@@ -147,7 +148,7 @@ class Farewell {
   };
 
   bool IsUnneeded() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
-  bool AwaitUnneeded(absl::Duration patience);
+  bool AwaitUnneeded(std::chrono::milliseconds patience);
   bool AsksInVain();
   bool IsCut() const ABSL_SHARED_LOCKS_REQUIRED(mu_) { return byes_ > 0 && started_ > counted_; }
   std::vector<int> TakeFinishedFor() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -159,6 +160,7 @@ class Farewell {
   ControlPlane* const control_;
   FailureProtocol& failure_;
   absl::Mutex mu_;
+  SteadyCondVar changed_;                         // what peers need
   std::vector<Peer> peers_ ABSL_GUARDED_BY(mu_);  // by rank
   RollCall roll_ ABSL_GUARDED_BY(mu_);            // of those that may still need this rank
   uint64_t finished_ ABSL_GUARDED_BY(mu_) = 0;

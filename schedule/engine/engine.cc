@@ -17,13 +17,13 @@ namespace {
 
 using Tell = FailureProtocol::Tell;
 
-const absl::Duration kBeat = absl::Milliseconds(20);  // of the thread that keeps the time
+constexpr std::chrono::milliseconds kBeat(20);  // of the thread that keeps the time
 
 // The wait for all ranks' latency is this at most, and a quarter of the timeout: a rank may be slow
 // to come, and who waits for one that is stopped must still submit in time to be no late one
 // itself. The wait is in turns, since a group that fails meanwhile answers no more.
 constexpr std::chrono::milliseconds kLatencyPatience(2000);
-const absl::Duration kTurn = absl::Milliseconds(20);
+constexpr std::chrono::milliseconds kLook(1);  // for the peers' answers
 
 // The sequencer's clock, in seconds.
 double Now() { return std::chrono::duration<double>(Clock::now().time_since_epoch()).count(); }
@@ -375,11 +375,11 @@ void Engine::Send(int to, const OrderMessage& message) {
 void Engine::MeasureLatency() {
   TellSequencer([](Sequencer& s) { s.Begin(Now()); });
   const Deadline patience = Clock::now() + std::min(kLatencyPatience, options_.timeout / 4);
-  bool measured = false;
-  while (!measured && !failure_.failed() && Clock::now() < patience) {
+  const auto measured = [this] {
     const absl::MutexLock lock(&mu_);
-    measured = mu_.AwaitWithTimeout(absl::Condition(&sequencer_, &Sequencer::measured), kTurn);
-  }
+    return sequencer_.measured();
+  };
+  while (!measured() && Clock::now() < patience && !failure_.AwaitFailure(kLook)) continue;
 }
 
 void Engine::OnChunkEnd(const StartChunk& start, absl::Status status) {

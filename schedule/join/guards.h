@@ -17,6 +17,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "transport/planes.h"
+#include "transport/steady_cond_var.h"
 #include "transport/store.h"
 #include "transport/threads.h"
 
@@ -41,6 +42,7 @@ class Alarm {
     {
       const absl::MutexLock lock(&mu_);
       over_ = true;
+      ended_.SignalAll();
     }
     if (thread_.joinable()) thread_.join();
   }
@@ -48,7 +50,7 @@ class Alarm {
   Alarm& operator=(const Alarm&) = delete;
 
  private:
-  static constexpr absl::Duration kPause = absl::Milliseconds(10);
+  static constexpr std::chrono::milliseconds kPause{10};
 
   void Run(ControlPlane& control, Deadline deadline) {
     while (!AwaitOver()) {
@@ -58,10 +60,12 @@ class Alarm {
   }
   bool AwaitOver() {
     const absl::MutexLock lock(&mu_);
-    return mu_.AwaitWithTimeout(absl::Condition(&over_), kPause);
+    if (!over_) ended_.WaitUntil(&mu_, Clock::now() + kPause);
+    return over_;
   }
 
   absl::Mutex mu_;
+  SteadyCondVar ended_;
   bool over_ ABSL_GUARDED_BY(mu_) = false;
   std::thread thread_;
 };

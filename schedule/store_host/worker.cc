@@ -273,7 +273,7 @@ absl::Status StoreWorker::AwaitRoom() {
       if (!failure_.ok()) return failure_;
       if (queued_ <= left + options_.max_queued) return absl::OkStatus();
       // The plane tells nobody when bytes leave.
-      changed_.WaitWithTimeout(&mu_, absl::FromChrono(kLook));
+      changed_.WaitUntil(&mu_, Clock::now() + kLook);
     }
     if (Clock::now() < deadline) continue;
     Fail(absl::DeadlineExceededError(absl::StrCat(

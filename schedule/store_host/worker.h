@@ -48,6 +48,7 @@
 #include "schedule/store/work_queue.h"
 #include "schedule/store_host/resender.h"
 #include "transport/messages/message_plane.h"
+#include "transport/steady_cond_var.h"
 #include "transport/store.h"
 
 namespace thinwire {
@@ -254,7 +255,7 @@ class StoreWorker {
   bool is_closed_ = false;
 
   mutable absl::Mutex mu_;
-  absl::CondVar changed_;
+  SteadyCondVar changed_;
   std::map<int, Message> welcomes_ ABSL_GUARDED_BY(mu_);  // by server
   bool has_pushed_ ABSL_GUARDED_BY(mu_) = false;
   absl::Status failure_ ABSL_GUARDED_BY(mu_);
@@ -280,7 +281,7 @@ absl::Status StoreWorker::Await(Done done, Late late) {
   {
     const absl::MutexLock lock(&mu_);
     while (failure_.ok() && !done()) {
-      changed_.WaitWithTimeout(&mu_, TimeLeft(deadline));
+      changed_.WaitUntil(&mu_, deadline);
       const Deadline now = Clock::now();
       if (!failure_.ok() || done() || now < deadline) continue;
       if (now - deadline > kGrace / 2) {

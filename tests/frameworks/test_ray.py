@@ -321,9 +321,7 @@ def test_a_killed_server_comes_back_with_the_same_bits(served):
     assert {digest for _, digest, _ in peace + kill} == {peace[0][1]}, out
     assert float(peace[0][0]) < 10, "the first loss is about 50"
     assert kill[0][2] == "2", "another process serves"
-    assert re.findall(
-        r"lost .*'(?:TimeoutError|PeerLostError)'.* because of .*'DataLossError'", out
-    )
+    assert re.findall(r"lost .*'DataLossError'.*", out), out  # a worker's own, or the cause
     assert re.findall(r"again .*'PeerLostError'.*server 0 died 2 .*max_server_restarts=1", out), out
 
 

@@ -20,6 +20,7 @@
 #include "transport/gloo/gloo_pair.h"
 #include "transport/mesh/mesh.h"
 #include "transport/mesh/tcp.h"
+#include "transport/steady_cond_var.h"
 #include "transport/threads.h"
 
 namespace thinwire {
@@ -125,7 +126,7 @@ class GlooExchange final : public Exchange, private BlockOwner {
 
   absl::Status status_;  // the loop's thread's until the exchange has ended
   absl::Mutex mu_;
-  absl::CondVar end_;
+  SteadyCondVar end_;
   bool ended_ ABSL_GUARDED_BY(mu_) = false;
 };
 
@@ -205,12 +206,12 @@ void GlooExchange::OnBlockEnded(const absl::Status& status) {
   }
   const absl::MutexLock lock(&mu_);
   ended_ = true;
-  end_.Signal();
+  end_.SignalAll();
 }
 
 bool GlooExchange::HasEndedBy(Deadline deadline) {
   const absl::MutexLock lock(&mu_);
-  while (!ended_ && Clock::now() < deadline) end_.WaitWithTimeout(&mu_, TimeLeft(deadline));
+  while (!ended_ && Clock::now() < deadline) end_.WaitUntil(&mu_, deadline);
   return ended_;
 }
 

@@ -257,6 +257,7 @@ void GlooPeer::OnClosed(const std::string& why) {
   {
     const absl::MutexLock lock(&mu_);
     closed_ = true;
+    left_.SignalAll();
   }
   links_.loop().Post([this, why] { HearThatItClosed(why); });
 }
@@ -321,13 +322,14 @@ bool GlooPeer::CollectFrames() {
   if (!left) return false;
   const absl::MutexLock lock(&mu_);
   under_way_ = control_.under_way();
+  if (HaveLeft()) left_.SignalAll();
   return true;
 }
 
 void GlooPeer::Drain(Deadline deadline) {
   {
     const absl::MutexLock lock(&mu_);
-    mu_.AwaitWithTimeout(absl::Condition(this, &GlooPeer::HaveLeft), TimeLeft(deadline));
+    while (!HaveLeft() && Clock::now() < deadline) left_.WaitUntil(&mu_, deadline);
   }
   while (IsOnItsWay(links_.context(), peer_) && Clock::now() < deadline) {
     std::this_thread::sleep_for(kAcknowledged);

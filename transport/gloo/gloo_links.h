@@ -26,6 +26,7 @@
 #include "transport/gloo/gloo_pair.h"
 #include "transport/membership.h"
 #include "transport/planes.h"
+#include "transport/steady_cond_var.h"
 #include "transport/store.h"
 
 namespace thinwire {
@@ -207,6 +208,7 @@ class GlooPeer {
   std::vector<Message> messages_;
 
   absl::Mutex mu_;
+  SteadyCondVar left_;                                    // HaveLeft is true
   bool closed_ ABSL_GUARDED_BY(mu_) = false;              // the connection
   std::deque<ControlFrame> frames_ ABSL_GUARDED_BY(mu_);  // to be sent
   size_t under_way_ ABSL_GUARDED_BY(mu_) = 0;             // frames that were sent and have not left

@@ -16,6 +16,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "transport/planes.h"
+#include "transport/steady_cond_var.h"
 #include "transport/store.h"
 
 namespace thinwire {
@@ -45,7 +46,7 @@ class InProcessWorld {
 
   std::vector<std::shared_ptr<Failure>> failures_;  // by rank
   absl::Mutex mu_;
-  absl::CondVar changed_;  // a block or a frame came, or a rank failed
+  SteadyCondVar changed_;  // a block or a frame came, or a rank failed
   std::map<Address, std::deque<std::vector<uint8_t>>> blocks_ ABSL_GUARDED_BY(mu_);
   std::vector<std::deque<ControlMessage>> frames_ ABSL_GUARDED_BY(mu_);  // by rank
   std::vector<Failure::Listener> listeners_;                             // end first
@@ -81,7 +82,7 @@ absl::StatusOr<std::vector<uint8_t>> InProcessWorld::TakeBlock(uint64_t tag, siz
         return block;
       }
       if (Clock::now() >= deadline) break;
-      changed_.WaitWithTimeout(&mu_, TimeLeft(deadline));
+      changed_.WaitUntil(&mu_, deadline);
     }
   }
   failures_[to]->Fail(absl::DeadlineExceededError(absl::StrCat(

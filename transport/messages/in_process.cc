@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "transport/messages/queues.h"
+#include "transport/steady_cond_var.h"
 #include "transport/store.h"
 
 namespace thinwire {
@@ -65,7 +66,7 @@ class MessageHub {
     Member& member = members_[id];
     while (!member.closed && member.inbox.empty()) {
       if (Clock::now() >= deadline) return NothingCame(member);
-      member.changed.WaitWithTimeout(&mu_, TimeLeft(deadline));
+      member.changed.WaitUntil(&mu_, deadline);
     }
     if (member.closed) return Closed(member);
     MessageEvent event = member.inbox.Take();
@@ -91,7 +92,7 @@ class MessageHub {
     Member& member = members_[id];
     if (std::exchange(member.closing, true)) return absl::OkStatus();
     while (!member.closed && !Idle(member) && Clock::now() < deadline) {
-      member.changed.WaitWithTimeout(&mu_, TimeLeft(deadline));
+      member.changed.WaitUntil(&mu_, deadline);
     }
     if (member.closed) return absl::OkStatus();
     std::vector<int> behind;
@@ -125,7 +126,7 @@ class MessageHub {
     std::map<int, Link> links;  // by the peer's rank
     Inbox inbox;
     uint64_t bytes_sent = 0;
-    absl::CondVar changed;
+    SteadyCondVar changed;
   };
 
   // Half of a connection.

@@ -35,7 +35,7 @@ absl::StatusOr<MessageEvent> MessageBox::Receive(Deadline deadline) {
     const absl::MutexLock lock(&mu_);
     while (!closed_ && inbox_.empty()) {
       if (Clock::now() >= deadline) return NothingCame();
-      changed_.WaitWithTimeout(&mu_, TimeLeft(deadline));
+      changed_.WaitUntil(&mu_, deadline);
     }
     if (closed_) return Closed();
     event = inbox_.Take();
@@ -58,7 +58,7 @@ uint64_t MessageBox::bytes_sent() const {
 std::optional<absl::Status> MessageBox::Close(Deadline deadline) {
   const absl::MutexLock lock(&mu_);
   if (std::exchange(closing_, true)) return std::nullopt;
-  while (!Idle() && Clock::now() < deadline) changed_.WaitWithTimeout(&mu_, TimeLeft(deadline));
+  while (!Idle() && Clock::now() < deadline) changed_.WaitUntil(&mu_, deadline);
   closed_ = true;
   changed_.SignalAll();
   std::vector<int> behind;

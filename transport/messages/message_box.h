@@ -19,6 +19,7 @@
 #include "absl/synchronization/mutex.h"
 #include "transport/messages/message_plane.h"
 #include "transport/messages/queues.h"
+#include "transport/steady_cond_var.h"
 
 namespace thinwire {
 
@@ -85,7 +86,7 @@ class MessageBox {
   const std::function<void()> wake_;
 
   mutable absl::Mutex mu_;
-  absl::CondVar changed_;
+  SteadyCondVar changed_;
   std::map<int, Link> links_ ABSL_GUARDED_BY(mu_);
   std::map<int, std::string> missing_ ABSL_GUARDED_BY(mu_);
   Inbox inbox_ ABSL_GUARDED_BY(mu_);
