@@ -140,3 +140,76 @@ sys.exit(3)
 def test_a_call_of_torchs_that_was_left_behind_does_not_abort_the_exit():
     for done in run_scripts(IN_TORCH, world=1):
         assert done.returncode == 3, done.stderr
+
+
+BUSY_THREADS = """
+import os, sys, time
+import torch, torch.distributed as dist
+from thinwire.horovod.exact import Worker
+from thinwire.torch import private, works
+
+user, answers = sys.argv[1], sys.argv[2] == "answers"
+COUNT = 40
+dist.init_process_group("gloo")
+groups = [dist.new_group([0, 1]) for _ in range(COUNT if user == "keeper" else 0)]
+
+class Owner:
+    pass
+
+def make_busy():
+    # Calls on daemon threads that wait for rank 1.
+    if user == "works":
+        kept, group = works.Kept(), dist.group.WORLD
+        for tag in range(COUNT):
+            received = group.recv([torch.zeros(4)], 1, tag)
+            yield works.GlooWork(received, errors_of, kept).get_future()
+    elif user == "worker":
+        for tag in range(COUNT):
+            worker = Worker("busy")
+            worker.submit(lambda tag=tag: dist.recv(torch.zeros(4), 1, tag=tag))
+            yield worker
+    else:
+        while groups:
+            owner, group = Owner(), groups.pop()
+            dist.all_reduce(torch.ones(4), group=group, async_op=True)
+            private.keep_former_group(owner, group)
+            yield owner
+
+def errors_of(error):
+    return works.typed_error(0, "recv", error)
+
+def answer():
+    for number in range(COUNT):
+        dist.send(torch.ones(4), 0, tag=number)
+        time.sleep(0.02)  # so that calls end one after the other, and one does while Python ends
+
+if dist.get_rank() == 0:
+    busy = list(make_busy())
+    dist.barrier()
+    dist.group.WORLD.recv([torch.zeros(1)], 1, COUNT).wait()
+    if user == "keeper":
+        dist.destroy_process_group()
+        busy.clear()
+    sys.exit(3)
+dist.barrier()
+dist.send(torch.ones(1), 0, tag=COUNT)
+if answers:
+    answer()
+else:
+    try:
+        dist.recv(torch.zeros(1), 0)  # until rank 0 has ended
+    except RuntimeError:
+        pass
+os._exit(0)
+"""
+
+
+@pytest.mark.parametrize("user, answers", [
+    ("works", "answers"), ("works", "stays silent"),
+    ("worker", "answers"), ("worker", "stays silent"),
+    ("keeper", "stays silent"),
+])  # fmt: skip
+def test_threads_that_wait_for_a_peer_neither_abort_nor_keep_the_exit(user, answers):
+    """A future of a receive, Horovod's exact collectives, and the groups that a state has left."""
+    first, _ = run_scripts(BUSY_THREADS, user, answers)
+    assert first.returncode == 3, first.stderr

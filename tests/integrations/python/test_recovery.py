@@ -268,6 +268,32 @@ def test_a_rank_that_is_lost_while_replicas_are_made_is_a_typed_error():
     run(lose_a_rank_while_replicas_are_made)
 
 
+def lose_rank_1_at(rank: int, folder: str, moment: str):
+    """Rank 1 of three is lost before the new group's recovery, or in the middle of it."""
+    exchange = GradientExchange("int4")
+    exchange.reduce({"x": data(0, rank)})
+    regroup(folder, rank, 3)
+    if rank == 1:
+        if moment == "before":
+            os._exit(9)
+        dist.all_gather_object = lambda *_, **__: os._exit(9)
+    exchange.recover()
+
+
+@pytest.mark.parametrize("moment, expected", [
+    ("before", "rank 1 did not come"),
+    ("in it", "rank 1 came, and did not answer again within 2 s"),
+])  # fmt: skip
+def test_a_recovery_names_the_rank_that_is_lost(moment, expected, tmp_path):
+    outcomes = outcomes_of(lose_rank_1_at, str(tmp_path), moment, world=3)
+    for rank in (0, 2):
+        message = outcomes[rank].message
+        assert outcomes[rank].error == "PeerLostError", outcomes[rank].trace
+        assert f"rank {rank} could not agree" in message and "expected all 3 ranks" in message
+        assert expected in message, message
+        assert "call recover() there" in message
+
+
 def test_ranks_of_which_none_has_whole_parameters_are_told(tmp_path):
     first, second = outcomes_of(no_replica_is_left, str(tmp_path))
     assert first.error == "DataLossError", first.trace

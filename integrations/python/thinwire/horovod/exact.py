@@ -15,7 +15,7 @@ import torch.distributed as dist
 from thinwire import errors
 from thinwire.horovod.joining import Joining, name_of, zeros
 from thinwire.horovod.ops import REDUCE_OPS, Op
-from thinwire.torch import agree
+from thinwire.torch import agree, private
 
 _JOINED = "join"  # the label's call of a rank that refuses another call
 _OPS = REDUCE_OPS | {Op.AVERAGE: dist.ReduceOp.SUM}
@@ -37,7 +37,7 @@ class Label(NamedTuple):
 class Worker:
     """A thread that runs calls one after the other, in the order of their submission. It is a
     daemon, in contrast to the threads of concurrent.futures, so that a process whose main
-    thread fails ends at once, even while a call waits for a peer. Thread-safe."""
+    thread fails ends soon (private.in_torch), even while a call waits for a peer. Thread-safe."""
 
     def __init__(self, name: str) -> None:
         self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = (
@@ -61,10 +61,13 @@ class Worker:
         while (item := self._calls.get()) is not None:
             future, call = item
             try:
-                future.set_result(call())
-            except Exception as error:  # whoever asks for the result gets it
+                with private.in_torch():
+                    future.set_result(call())
+                    del item, call  # they may hold tensors
+            except BaseException as error:  # whoever asks for the result gets it
                 future.set_exception(error)
-            del item, future, call  # they may hold tensors
+            item = call = None
+            del future
 
 
 class ExactCollectives:

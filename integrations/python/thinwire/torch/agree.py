@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import time
+import weakref
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TypeVar
@@ -15,8 +17,9 @@ import torch.distributed as dist
 
 from thinwire import _library
 from thinwire.arguments import check_kind, check_whole
-from thinwire.errors import Error, MismatchError, PeerLostError
-from thinwire.torch.group import resolve
+from thinwire.errors import Error, MismatchError, PeerLostError, UnavailableError
+from thinwire.torch import private
+from thinwire.torch.group import TorchStore, resolve
 
 _T = TypeVar("_T")
 _Group = dist.ProcessGroup | None  # None: the default group
@@ -24,17 +27,79 @@ _Group = dist.ProcessGroup | None  # None: the default group
 
 @contextlib.contextmanager
 def agreeing(on: str, group: _Group, then: str = "recover()") -> Iterator[None]:
-    """Torch's own errors in the block, which are RuntimeErrors, become a PeerLostError. For its
-    message, on: what the ranks agree on; then: the call that goes on with those that are left."""
+    """Torch's own errors in the block, which are RuntimeErrors, become a PeerLostError, which names
+    the ranks that did not come to the block, or came and are lost. For its message, on: what the
+    ranks agree on; then: the call that goes on with those that are left."""
+    members = _members(group)
+    rolls = _RollCall(members)
+    rolls.answer("came")
     try:
         yield
     except Error:
         raise
     except RuntimeError as error:
+        rolls.answer("failed")
         raise PeerLostError(
-            f"rank {dist.get_rank(group)} could not agree with the other ranks on {on} ({error}); "
-            f"make another process group of the ranks that are left, and call {then} there"
+            f"rank {dist.get_rank(members)} could not agree with the other ranks on {on}: expected "
+            f"all {dist.get_world_size(members)} ranks of the group, and {rolls.absent()} "
+            f"({error}); make another process group of the ranks that are left, and call {then} "
+            "there"
         ) from error
+
+
+class _RollCall:
+    """The marks of the ranks at one agreement, in the store of their group. Torch's collectives do
+    not tell which rank is lost."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self._rank, self._size = dist.get_rank(group), dist.get_world_size(group)
+        number = _agreements.get(group, 0)
+        _agreements[group] = number + 1
+        self._store: TorchStore | None = None
+        if self._size > 1:
+            with contextlib.suppress(UnavailableError):  # a torch whose stores are not known
+                store = private.store_of(group)
+                self._store = TorchStore(dist.PrefixStore(f"thinwire/agreeing/{number}", store))
+
+    def answer(self, mark: str) -> None:
+        """Sets this rank's mark, unless the store is gone."""
+        if self._store is not None:
+            with contextlib.suppress(RuntimeError):
+                self._store.set(f"{mark}/{self._rank}", b"1")
+
+    def absent(self) -> str:
+        """Says, after at most _ROLL_CALL_S, which ranks lack a mark."""
+        if self._store is None:
+            return "no rank is known to be missing"
+        try:
+            silent = self._without("failed", time.monotonic() + _ROLL_CALL_S)
+            late = self._without("came", time.monotonic())
+        except RuntimeError:
+            return "the group's rendezvous store is gone, with the process that held it"
+        if late:
+            return f"{_ranks(late)} did not come"
+        if silent:
+            return f"{_ranks(silent)} came, and did not answer again within {_ROLL_CALL_S:g} s"
+        return "all came and answered again"
+
+    def _without(self, mark: str, end: float) -> list[int]:
+        left = list(range(self._size))
+        while True:
+            left = [rank for rank in left if not self._has(mark, rank)]
+            if not left or time.monotonic() >= end:
+                return left
+            time.sleep(0.02)
+
+    def _has(self, mark: str, rank: int) -> bool:
+        return self._store is not None and self._store.has(f"{mark}/{rank}")
+
+
+_ROLL_CALL_S = 2.0
+_agreements: weakref.WeakKeyDictionary[dist.ProcessGroup, int] = weakref.WeakKeyDictionary()
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
 
 
 def mean_of_ranks(values: Sequence[float], group: _Group) -> list[float]:

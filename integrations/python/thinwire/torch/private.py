@@ -73,8 +73,9 @@ def keep_former_group(owner: object, group: dist.ProcessGroup) -> None:
 
 @contextlib.contextmanager
 def in_torch() -> Iterator[None]:
-    """For short calls of torch's on a daemon thread: the process's exit waits for those that have
-    begun, up to _EXIT_WAIT_S, and then ends a thread that begins one.
+    """For calls of torch's on a daemon thread: the process's exit waits for those that have begun,
+    up to _EXIT_WAIT_S for all together, and then ends a thread that begins one. A call that a peer
+    keeps for longer is left where it waits.
 
     Before 3.14, Python unwinds a thread that comes back to it while the process exits. Torch 2.13
     and 2.14 take Python's lock again in a destructor, where C++ aborts the process for that."""
@@ -105,9 +106,13 @@ _in_torch: set[threading.Thread] = set()
 def _keep_groups() -> None:
     while True:
         owner, group = _to_keep.get()
-        _former_groups[owner] = group  # the one that was kept so far goes
-        if group is None:
-            del _former_groups[owner]
+        try:
+            with in_torch():
+                _former_groups[owner] = group  # the one that was kept so far goes
+                if group is None:
+                    del _former_groups[owner]
+        except SystemExit:
+            threading.Event().wait()  # for the end: this frame may be the last to hold the group
 
 
 _to_keep: queue.SimpleQueue[tuple[int, dist.ProcessGroup | None]] = queue.SimpleQueue()

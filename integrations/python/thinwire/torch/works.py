@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from thinwire import errors
-from thinwire.torch import collectives
+from thinwire.torch import collectives, private
 
 _MOST_DONE = 256  # works kept that are done and were neither waited for nor asked for a future
 
@@ -151,12 +151,13 @@ class GlooWork(_Work):
         return future
 
     def _complete(self, future: torch.futures.Future[list[torch.Tensor]]) -> None:
-        try:
-            self.wait()
-        except RuntimeError as error:
-            future.set_exception(error)
-        else:
-            future.set_result([])
+        with private.in_torch():
+            try:
+                self.wait()
+            except RuntimeError as error:
+                future.set_exception(error)
+            else:
+                future.set_result([])
 
 
 class GatherWork(_Work):
