@@ -37,9 +37,9 @@ namespace thinwire {
 using Clock = std::chrono::steady_clock;
 using Deadline = Clock::time_point;
 
-// The time left until a deadline, for absl::CondVar::WaitWithTimeout. That converts it to the
-// system's clock, which may jump, so a wait that timed out has passed its deadline only if Clock
-// says so too.
+// The time left until a deadline, for absl::Mutex::AwaitWithTimeout. That converts it to the
+// system's clock, which may jump: a wait that timed out has passed its deadline only if Clock says
+// so too, and one that must end in time goes by SteadyCondVar.
 inline absl::Duration TimeLeft(Deadline deadline) {
   return absl::FromChrono(deadline - Clock::now());
 }

@@ -8,6 +8,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
+#include "transport/steady_cond_var.h"
 #include "transport/store.h"
 
 namespace thinwire {
@@ -32,6 +33,7 @@ struct NcclComm::Ending {
   absl::Mutex mu;
   bool done ABSL_GUARDED_BY(mu) = false;   // NCCL has ended
   bool freed ABSL_GUARDED_BY(mu) = false;  // and what was kept for it is freed
+  SteadyCondVar changed;
 };
 
 bool IsGatherInPlace(int rank, std::span<const Bytes> send, std::span<const MutableBytes> recv) {
@@ -98,7 +100,9 @@ NcclComm::~NcclComm() {
   if (handle_ != nullptr) Abort();
   if (ending_ == nullptr) return;
   const absl::MutexLock lock(&ending_->mu);
-  ending_->mu.AwaitWithTimeout(absl::Condition(&ending_->freed), TimeLeft(ending_->patience));
+  while (!ending_->freed && Clock::now() < ending_->patience) {
+    ending_->changed.WaitUntil(&ending_->mu, ending_->patience);
+  }
 }
 
 absl::StatusOr<NcclComm::Progress> NcclComm::Launch(std::span<const NcclBlocks> exchanges,
@@ -200,11 +204,13 @@ void NcclComm::End(NcclResult (*how)(NcclHandle)) {
     {
       const absl::MutexLock lock(&ending->mu);
       ending->done = true;
+      ending->changed.SignalAll();
     }
     kept.clear();  // waits for other libraries' kernels too
     device.reset();
     const absl::MutexLock lock(&ending->mu);
     ending->freed = true;
+    ending->changed.SignalAll();
   }).detach();
 }
 
@@ -217,7 +223,9 @@ bool NcclComm::HasEnded() const {
 
 bool NcclComm::AwaitEnd() const {
   const absl::MutexLock lock(&ending_->mu);
-  ending_->mu.AwaitWithTimeout(absl::Condition(&ending_->done), TimeLeft(ending_->patience));
+  while (!ending_->done && Clock::now() < ending_->patience) {
+    ending_->changed.WaitUntil(&ending_->mu, ending_->patience);
+  }
   return ending_->done;
 }
 

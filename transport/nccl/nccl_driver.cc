@@ -63,12 +63,9 @@ void NcclDriver::Begin(const OpPtr& op) {
 }
 
 absl::Status NcclDriver::Wait(NcclOp& op, Deadline deadline) {
-  const auto ended = [&]() ABSL_SHARED_LOCKS_REQUIRED(mu_) { return op.ended; };
   {
     const absl::MutexLock lock(&mu_);
-    while (!op.ended && Clock::now() < deadline) {
-      mu_.AwaitWithTimeout(absl::Condition(&ended), TimeLeft(deadline));
-    }
+    while (!op.ended && Clock::now() < deadline) ended_.WaitUntil(&mu_, deadline);
     if (op.ended) return op.status;
   }
   failure_->Fail(absl::DeadlineExceededError(absl::StrCat(
@@ -76,7 +73,7 @@ absl::Status NcclDriver::Wait(NcclOp& op, Deadline deadline) {
       ": an exchange over NCCL did not end before the deadline; look which rank is late or gone, "
       "or raise the timeout")));
   const absl::MutexLock lock(&mu_);
-  mu_.Await(absl::Condition(&ended));
+  while (!op.ended) ended_.Wait(&mu_);
   return op.status;
 }
 
@@ -270,6 +267,7 @@ void NcclDriver::End(NcclOp& op, const absl::Status& status) {
     op.ended = true;
     op.status = status;
     done = std::move(op.done);
+    ended_.SignalAll();
   }
   if (done != nullptr) done(status);
 }

@@ -24,6 +24,7 @@
 #include "compress/device.h"
 #include "transport/nccl/nccl_comm.h"
 #include "transport/planes.h"
+#include "transport/steady_cond_var.h"
 
 namespace thinwire {
 
@@ -111,6 +112,7 @@ class NcclDriver {
   Deadline next_look_{}, give_up_{};  // give_up_: on a device that does not end what was aborted
 
   absl::Mutex mu_;
+  SteadyCondVar ended_;  // an exchange
   bool pumping_ ABSL_GUARDED_BY(mu_) = false;
   bool again_ ABSL_GUARDED_BY(mu_) = false;        // there is more to do for whoever pumps
   bool in_progress_ ABSL_GUARDED_BY(mu_) = false;  // NCCL is not done with issuing_
