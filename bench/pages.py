@@ -249,7 +249,7 @@ TABLES = {
     "map": Table(
         [*(f"{_XEON}/map{part}.json" for part in ("", "-fsdp2", "-fsdp2-long", "-more", "-long")),
          f"{_H200}/map.json",
-         *(f"{_EPYC}/map-{part}.json" for part in ("2", "8-fsdp2"))],
+         *(f"{_EPYC}/map-{part}.json" for part in ("2", "8-fsdp2", "8-fsdp2-1024"))],
         "step", each("{kinds}"),
         own("ranks = {worlds} | widths = {widths} | cells = {cells} | "
             "over the uncompressed step: least = {least:.2f} × | median = {median:.2f} × | "
