@@ -4,8 +4,12 @@ residual is lost or sent twice, and replicas are bit-identical."""
 import contextlib
 import gc
 import os
+import signal
+import subprocess
+import sys
 import threading
 import time
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -16,7 +20,7 @@ from memory import bytes_in_use
 from models import data, digest, loss_of, make_mlp
 from ranks import HANG_S, outcomes_of, run
 from thinwire import comm
-from thinwire.torch import GradientExchange, State, hook, private
+from thinwire.torch import GradientExchange, State, agree, hook, private
 from torch.nn.parallel import DistributedDataParallel
 from trainers import WAYS, Trainer
 
@@ -292,6 +296,40 @@ def test_a_recovery_names_the_rank_that_is_lost(moment, expected, tmp_path):
         assert f"rank {rank} could not agree" in message and "expected all 3 ranks" in message
         assert expected in message, message
         assert "call recover() there" in message
+
+
+HOLDER = """
+import torch.distributed as dist
+store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+print(store.port, flush=True)
+input()
+"""
+
+
+def agree_without_a_store(rank: int, port: int, holder: int):
+    dist.destroy_process_group()
+    dist.init_process_group(
+        "gloo", store=dist.TCPStore("127.0.0.1", port), rank=rank, world_size=2,
+        timeout=timedelta(seconds=2),
+    )  # fmt: skip
+    dist.barrier()
+    if rank == 1:
+        os.kill(holder, signal.SIGSTOP)
+        os._exit(9)
+    with agree.agreeing("a step", None):
+        dist.recv(torch.zeros(1), 1)
+
+
+def test_an_agreement_fails_though_the_holder_of_the_store_is_stopped():
+    command = [sys.executable, "-c", HOLDER]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        try:
+            port = int(holder.stdout.readline())
+            first, _ = outcomes_of(agree_without_a_store, port, holder.pid, timeout_s=60)
+        finally:
+            holder.kill()
+    assert first.error == "PeerLostError", first.trace
+    assert "the process that holds the group's rendezvous store is silent" in first.message
 
 
 def test_ranks_of_which_none_has_whole_parameters_are_told(tmp_path):

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import threading
 import time
 import weakref
 from collections import Counter
@@ -68,12 +69,21 @@ class _RollCall:
                 self._store.set(f"{mark}/{self._rank}", b"1")
 
     def absent(self) -> str:
-        """Says, after at most _ROLL_CALL_S, which ranks lack a mark."""
+        """Says, soon after _ROLL_CALL_S, which ranks lack a mark."""
         if self._store is None:
             return "no rank is known to be missing"
+        said: list[str] = []
+        # A daemon, since torch waits without end for a store whose process is stopped.
+        call = threading.Thread(target=lambda: said.append(self._call()), daemon=True)
+        call.start()
+        call.join(2 * _ROLL_CALL_S)
+        return said[0] if said else "the process that holds the group's rendezvous store is silent"
+
+    def _call(self) -> str:
         try:
-            silent = self._without("failed", time.monotonic() + _ROLL_CALL_S)
-            late = self._without("came", time.monotonic())
+            with private.in_torch():
+                silent = self._without("failed", time.monotonic() + _ROLL_CALL_S)
+                late = self._without("came", time.monotonic())
         except RuntimeError:
             return "the group's rendezvous store is gone, with the process that held it"
         if late:
