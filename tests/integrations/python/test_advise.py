@@ -1,5 +1,6 @@
 """Predictions, advice and codec="auto"."""
 
+import contextlib
 import copy
 import dataclasses
 import types
@@ -343,6 +344,7 @@ def codecs_used(monkeypatch, seconds: list[float]) -> list[str]:
     monkeypatch.setattr(auto, "probe", lambda *_: types.SimpleNamespace(link=None, costs=None))
     monkeypatch.setattr(auto, "predict", lambda *_, **__: rows)
     monkeypatch.setattr(auto, "from_rank_0", lambda value, _: value)
+    monkeypatch.setattr(auto, "agreeing", lambda *_: contextlib.nullcontext())
     monkeypatch.setattr(auto, "worst_of_ranks", lambda values, _: values)
     chooser = auto.AutoCodec(config.resolve(codec="auto"), None)
     codec = chooser.config.codec
