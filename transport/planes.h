@@ -38,8 +38,8 @@ using Clock = std::chrono::steady_clock;
 using Deadline = Clock::time_point;
 
 // The time left until a deadline, for absl::Mutex::AwaitWithTimeout. That converts it to the
-// system's clock, which may jump: a wait that timed out has passed its deadline only if Clock says
-// so too, and one that must end in time goes by SteadyCondVar.
+// system's clock, which may jump: only Clock tells whether a wait that timed out has passed its
+// deadline. SteadyCondVar is for waits that have to end at their deadline even then.
 inline absl::Duration TimeLeft(Deadline deadline) {
   return absl::FromChrono(deadline - Clock::now());
 }

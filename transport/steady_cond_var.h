@@ -11,10 +11,10 @@
 
 namespace thinwire {
 
-// The timed waits of absl::CondVar and absl::Mutex go by the system's clock in Abseil 20220623. If
+// The timed waits of absl::CondVar and absl::Mutex use the system's clock in Abseil 20220623. If
 // that is set back by an hour, a wait of 20 ms that has begun takes an hour, and a thread that
 // waits so to find what passed its timeout finds nothing for that long. std::condition_variable
-// waits by the steady clock, but takes no absl::Mutex.
+// uses the steady clock, but takes no absl::Mutex.
 class SteadyCondVar {
  public:
   // Both may return early. The caller holds mu, and looks at its condition and at the clock.
@@ -31,7 +31,7 @@ class SteadyCondVar {
     WaitUntil(mu, std::chrono::steady_clock::time_point::max());
   }
 
-  // Under the mutex of those who wait, so that they may destroy this after it.
+  // The caller holds the mutex of those who wait, so that they may destroy this once they have it.
   void SignalAll() {
     const std::lock_guard<std::mutex> lock(inner_);
     changed_.notify_all();

@@ -32,17 +32,17 @@ def agreeing(on: str, group: _Group, then: str = "recover()") -> Iterator[None]:
     the ranks that did not come to the block, or came and are lost. For its message, on: what the
     ranks agree on; then: the call that goes on with those that are left."""
     members = _members(group)
-    rolls = _RollCall(members)
-    rolls.answer("came")
+    roll_call = _RollCall(members)
+    roll_call.answer("came")
     try:
         yield
     except Error:
         raise
     except RuntimeError as error:
-        rolls.answer("failed")
+        roll_call.answer("failed")
         raise PeerLostError(
             f"rank {dist.get_rank(members)} could not agree with the other ranks on {on}: expected "
-            f"all {dist.get_world_size(members)} ranks of the group, and {rolls.absent()} "
+            f"all {dist.get_world_size(members)} ranks of the group, and {roll_call.absent()} "
             f"({error}); make another process group of the ranks that are left, and call {then} "
             "there"
         ) from error
