@@ -9,17 +9,17 @@
 
 namespace thinwire {
 
-// This process's place in a group. The members are numbered from 0 to size - 1, and nobody joins or
-// is renumbered later: a group that loses a member fails.
+// This process's place in a group. The members are numbered from 0 to size - 1. Nobody joins or is
+// renumbered later: a group that loses a member fails.
 struct Membership {
   int rank = 0;
   int size = 1;
 };
 
-// How the ranks of a data plane that connects by itself learn their peers' addresses: every rank
-// tells its own, any bytes up to 4080, or why it has none. Returns all addresses by rank, or
-// Unimplemented, which names the first rank that has none, on all of them; Unavailable names a rank
-// that is gone, DeadlineExceeded those that told nothing.
+// How the ranks of a data plane that makes its own connections learn their peers' addresses: each
+// rank passes its own address (any bytes, at most 4080) or the reason why it has none. Returns all
+// addresses by rank. If a rank has none, every rank gets Unimplemented, which names the first such
+// rank; Unavailable names a rank that is gone, DeadlineExceeded the ranks that passed nothing.
 using TellAddress = std::function<absl::StatusOr<std::vector<std::string>>(
     const absl::StatusOr<std::string>& mine)>;
 

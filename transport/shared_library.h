@@ -1,5 +1,5 @@
-// Libraries that are looked for at run time, and stay loaded: they have threads and hooks of their
-// own.
+// Libraries that are loaded at run time. They stay loaded, because they have threads and hooks of
+// their own.
 #ifndef THINWIRE_TRANSPORT_SHARED_LIBRARY_H_
 #define THINWIRE_TRANSPORT_SHARED_LIBRARY_H_
 
@@ -12,7 +12,7 @@
 
 namespace thinwire {
 
-// Null if it can't be loaded; WhyNotLoaded() says why.
+// Null if it can't be loaded; WhyNotLoaded() returns the reason.
 inline void* OpenLibrary(const std::string& name) {
   return dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
 }
@@ -40,8 +40,8 @@ class FunctionFinder {
   std::string missing_;
 };
 
-// Where wheels lie: packages are neighbours, and the library that has this code is in thinwire/lib.
-// Empty if it is not known.
+// The folder in which wheels are installed, found from the library that has this code, which is in
+// thinwire/lib there. Empty if unknown.
 inline std::filesystem::path WheelPackages() {
   Dl_info here;
   if (dladdr(reinterpret_cast<const void*>(&WheelPackages), &here) == 0) return {};

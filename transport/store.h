@@ -1,5 +1,5 @@
-// Store: a key-value board on which ranks find each other. Torch's rendezvous store, a folder, or
-// a map in this process can serve.
+// Store: a key-value store through which ranks find each other. It can be torch's rendezvous store,
+// a folder, or a map in this process.
 #ifndef THINWIRE_TRANSPORT_STORE_H_
 #define THINWIRE_TRANSPORT_STORE_H_
 
@@ -19,22 +19,22 @@ class Store {
  public:
   virtual ~Store() = default;
   virtual absl::Status Set(std::string_view key, std::string_view value) = 0;
-  // Waits until somebody has set the key; DeadlineExceeded names it.
+  // Waits until another rank has set the key; DeadlineExceeded names the key.
   virtual absl::StatusOr<std::string> Get(std::string_view key, Deadline deadline) = 0;
 };
 
-// For a rank that fails before it has written what its peers wait for: it writes why in place of
-// that, so they need not wait for their deadline. Returns the reason.
+// For a rank that fails before it has written what its peers wait for: writes the reason in its
+// place, so that they need not wait for their deadline. Returns the reason.
 absl::Status SetFailure(Store& store, std::string_view key, absl::Status why);
 
 // Get for the key of another rank. Unavailable if that rank has set its failure there.
 absl::StatusOr<std::string> GetOfPeer(Store& store, std::string_view key, int peer,
                                       const Membership& self, Deadline deadline);
 
-// Ranks that are threads of one process.
+// For ranks that are threads of one process.
 std::shared_ptr<Store> MakeInProcessStore();
 
-// Ranks that share a folder; a key is a file in it, written whole and then renamed.
+// For ranks that share a folder; a key is a file in it, which is written whole and then renamed.
 std::shared_ptr<Store> MakeFileStore(std::string folder);
 
 }  // namespace thinwire

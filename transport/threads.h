@@ -1,4 +1,4 @@
-// Threads of a group that may not start: a user, a container or a process has a limit of them.
+// Starts threads, which may fail: a user, a container or a process has a limit on their number.
 #ifndef THINWIRE_TRANSPORT_THREADS_H_
 #define THINWIRE_TRANSPORT_THREADS_H_
 
@@ -19,7 +19,7 @@ inline absl::Status NoThread(const std::system_error& error) {
       "its container)"));
 }
 
-// ResourceExhausted if the system starts no more.
+// ResourceExhausted if the system can't start another thread.
 template <typename Run>
 absl::StatusOr<std::thread> StartThread(Run run) {
   try {

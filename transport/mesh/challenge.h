@@ -1,5 +1,5 @@
 // Challenge: the two ends of a new connection prove to each other that they hold the group's key,
-// which ranks they are, and that they are set up alike. Messages only; it knows no sockets.
+// which ranks they are, and that their settings are the same. It handles messages only, no sockets.
 //
 //   client                                             server
 //   hello  = "tw1hello" client server digest nonce mac   ->
@@ -7,11 +7,12 @@
 //   proof  = "tw1proof" mac                              ->
 //          <-   admission = "tw1admit" mac
 //
-// Each mac covers all messages before it and its own up to the mac. Both nonces are fresh, so what
-// was recorded of another connection proves nothing; the first word and the ranks keep a message
-// from being turned round or used for another pair of ranks. The client speaks first and proves in
-// its first message that it belongs to this group, so a server can tell strangers at once. Nothing
-// follows the proof before the admission has come, so that neither end reads beyond the challenge.
+// Each mac covers all earlier messages and its own up to the mac. Both nonces are fresh, so a
+// recording of another connection proves nothing; because of the first word and the ranks, a
+// message can't be reflected or reused for another pair of ranks. The client speaks first and
+// proves in its first message that it belongs to this group, so a server recognises strangers at
+// once. The client sends nothing after the proof before the admission has arrived, so neither end
+// reads beyond the challenge.
 #ifndef THINWIRE_TRANSPORT_MESH_CHALLENGE_H_
 #define THINWIRE_TRANSPORT_MESH_CHALLENGE_H_
 
@@ -29,7 +30,7 @@ struct Identity {
   int rank = 0;
   int size = 1;
   GroupKey key;
-  std::string digest;  // kMacBytes bytes that are equal on all ranks that are set up alike
+  std::string digest;  // kMacBytes bytes, equal on all ranks whose settings are the same
 };
 
 // The higher rank is the client, the lower one the server. Movable; `self` must outlive it.
@@ -41,15 +42,15 @@ class Challenge {
   // The client's first message; a server has none.
   const std::string& hello() const { return transcript_; }
 
-  // Bytes of the peer's message that comes next. Zero: the challenge is over and was won.
+  // The size of the next message from the peer, in bytes. Zero: the challenge has succeeded.
   size_t awaited() const;
 
-  // Takes a message; `answer` is to be sent, and may be empty. After an error the connection is to
-  // be closed: PermissionDenied for a stranger, FailedPrecondition, with an answer to send first,
-  // for a rank of the group that is set up in another way.
+  // Processes a message; send `answer` unless it is empty. After an error close the connection:
+  // PermissionDenied for a stranger; FailedPrecondition for a rank of the group whose settings
+  // differ, which must get `answer` first.
   absl::Status Take(std::string_view message, std::string* answer);
 
-  int peer() const { return peer_; }  // of a server negative until the hello was right
+  int peer() const { return peer_; }  // on a server, negative until a valid hello has arrived
 
  private:
   enum class Awaits { kHello, kReply, kProof, kAdmission, kNothing };

@@ -1,4 +1,4 @@
-// Descriptor: an open file descriptor that is closed with its owner.
+// Descriptor: a file descriptor that its owner's destructor closes.
 #ifndef THINWIRE_TRANSPORT_MESH_DESCRIPTOR_H_
 #define THINWIRE_TRANSPORT_MESH_DESCRIPTOR_H_
 
@@ -8,7 +8,7 @@
 
 namespace thinwire {
 
-// A movable value; a negative number stands for none.
+// A movable value; a negative number means none.
 class Descriptor {
  public:
   Descriptor() = default;
@@ -25,7 +25,7 @@ class Descriptor {
 
   int fd() const { return fd_; }
   bool valid() const { return fd_ >= 0; }
-  int Release() { return std::exchange(fd_, -1); }  // the caller closes it
+  int Release() { return std::exchange(fd_, -1); }  // the caller must close it
 
  private:
   void Close() {

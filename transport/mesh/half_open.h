@@ -1,7 +1,7 @@
-// Connections whose two ends are still proving to each other who they are: HalfOpen is one of them.
-// Callers has those that a rank makes, one to each lower rank; Door those that come to it, of
-// higher ranks and of strangers. Nothing here blocks, and nothing is thread-safe: who connects
-// polls for both, and gives each its part of what was polled, which is as AddAwaited left it.
+// Connections whose ends have not yet completed the challenge: HalfOpen is one of them. Callers
+// holds those that a rank opens, one to each lower rank; Door holds those that arrive, from higher
+// ranks and from strangers. Nothing here blocks or is thread-safe: the code that connects polls for
+// both and hands each its part of the polled descriptors, in the order of AddAwaited.
 #ifndef THINWIRE_TRANSPORT_MESH_HALF_OPEN_H_
 #define THINWIRE_TRANSPORT_MESH_HALF_OPEN_H_
 
@@ -24,8 +24,8 @@
 
 namespace thinwire {
 
-// A socket that never blocks, which may still be connecting, with its challenge. It reads no byte
-// beyond the challenge. Movable.
+// A non-blocking socket, which may still be connecting, and its challenge. It reads no byte beyond
+// the challenge. Movable.
 class HalfOpen {
  public:
   HalfOpen(Descriptor socket, Challenge challenge)
@@ -33,7 +33,7 @@ class HalfOpen {
         challenge_(std::move(challenge)),
         to_send_(challenge_.hello()) {}
 
-  // Sends and takes what is possible now. After an error the connection is to be dropped: those of
+  // Sends and receives what is possible now. After an error drop the connection. Errors: those of
   // Challenge::Take, Unavailable if the connection broke, NotFound if it was refused.
   absl::Status Advance();
 
@@ -45,34 +45,34 @@ class HalfOpen {
   Descriptor Take() { return std::move(socket_); }
 
  private:
-  absl::Status Send();     // as much as the socket takes
-  absl::Status Receive();  // as much as there is of the message awaited
+  absl::Status Send();     // as much as the socket accepts
+  absl::Status Receive();  // as much of the awaited message as has arrived
 
   Descriptor socket_;
   Challenge challenge_;
   std::string to_send_;
-  std::string received_;  // of the message awaited
+  std::string received_;  // the part of the awaited message that has arrived
 };
 
-// The connections that a rank makes.
+// The connections that a rank opens.
 class Callers {
  public:
   // `addresses` by rank, and `self`, must outlive it.
   Callers(const Identity& self, const std::vector<Address>& addresses);
 
-  // Adds the descriptors to wait for. next_try: when to look again at the latest.
+  // Adds the descriptors to wait for. next_try: the latest time of the next Advance.
   void AddAwaited(std::vector<pollfd>& polled) const;
   Deadline next_try() const;
 
-  // Takes its part off the front of what was polled. Advances what is ready, moves what is done
-  // into `connected`, by rank, and begins attempts that are due: a peer that refuses or drops a
-  // connection is tried again. FailedPrecondition for one that is set up in another way.
+  // Removes its part from the front of `polled`. Advances the connections that are ready, moves
+  // completed ones into `connected`, by rank, and begins attempts that are due: a peer that refuses
+  // or drops a connection is tried again. FailedPrecondition for a peer whose settings differ.
   absl::Status Advance(std::span<const pollfd>& polled, std::vector<Descriptor>& connected);
 
   // Why the last attempt with a peer failed; empty if none did.
   const std::string& trouble(int peer) const { return calls_[peer].trouble; }
 
-  // Nobody listens at the peer's address any more.
+  // True if nothing listens at the peer's address any more.
   bool refused(int peer) const { return calls_[peer].refused; }
 
  private:
@@ -93,22 +93,23 @@ class Callers {
   std::vector<Call> calls_;
 };
 
-// The connections that come to a rank. A stranger holds up nobody: few connections are half open at
-// a time, and none for long. When one too many comes, the oldest goes that has not shown the
-// group's key; a rank shows it in its first message, at once, so strangers can't crowd it out.
+// The connections that arrive at a rank. A stranger can't delay the others: few connections are
+// half open at a time, and none for long. When there is one too many, the oldest that has not
+// proved the group's key is closed; a rank proves it at once, in its first message, so strangers
+// can't crowd it out.
 class Door {
  public:
   // `self` and `listener` must outlive it.
   Door(const Identity& self, Listener& listener) : self_(self), listener_(listener) {}
 
-  // Adds the descriptors to wait for. next_expiry: when to look again at the latest.
+  // Adds the descriptors to wait for. next_expiry: the latest time of the next Advance.
   void AddAwaited(std::vector<pollfd>& polled) const;
   Deadline next_expiry() const;
 
-  // Takes its part off the front of what was polled. Accepts who waits, advances what is ready, and
-  // moves what is done into `connected`, by rank; a later connection of a rank replaces an earlier
-  // one. FailedPrecondition for a rank that is set up in another way, Unavailable if this process
-  // can open no descriptor.
+  // Removes its part from the front of `polled`. Accepts waiting connections, advances those that
+  // are ready, and moves completed ones into `connected`, by rank; a later connection from the same
+  // rank replaces an earlier one. FailedPrecondition for a rank whose settings differ, Unavailable
+  // if this process can't open another descriptor.
   absl::Status Advance(std::span<const pollfd>& polled, std::vector<Descriptor>& connected);
 
   uint64_t turned_away() const { return turned_away_; }

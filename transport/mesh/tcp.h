@@ -1,5 +1,5 @@
-// The mesh's part of TCP: addresses, the socket that listens there, and which of the kernel's
-// congestion controls a connection runs.
+// TCP for the mesh: addresses, the socket that listens, and the choice of the kernel's congestion
+// control for a connection.
 #ifndef THINWIRE_TRANSPORT_MESH_TCP_H_
 #define THINWIRE_TRANSPORT_MESH_TCP_H_
 
@@ -24,24 +24,24 @@ struct Address {
   std::string Host() const;
   int Port() const;
 
-  // InvalidArgument if the host is no number.
+  // InvalidArgument if the host is not numeric.
   static absl::StatusOr<Address> Of(const std::string& host, int port);
 };
 
-// With port 0: the address of the named interface, else the one from which packets to
-// `rendezvous_host` leave, else loopback. Never a wildcard. InvalidArgument, with the names that
-// there are, for an interface that this machine has not, or that has no address.
+// Returns, with port 0, the address of the named interface, else the one from which packets to
+// `rendezvous_host` leave, else loopback. Never a wildcard. InvalidArgument, which lists the
+// machine's interfaces, for an interface that does not exist or has no address.
 absl::StatusOr<Address> LocalAddress(const std::string& interface,
                                      const std::string& rendezvous_host);
 
-// The one socket on which a rank is reached while its group connects. Not thread-safe.
+// The socket on which a rank accepts connections while its group connects. Not thread-safe.
 class Listener {
  public:
   // Listens on a free port of the address.
   static absl::StatusOr<Listener> Open(const Address& address);
 
-  // The next connection, which never blocks. None is waiting, if it is not valid; ResourceExhausted
-  // if this process has no descriptor left for it.
+  // Returns the next connection, non-blocking. If it is not valid, none is waiting;
+  // ResourceExhausted if this process has no descriptor left for it.
   absl::StatusOr<Descriptor> Accept();
 
   const Address& address() const { return address_; }  // with the port
@@ -54,13 +54,13 @@ class Listener {
   Address address_;
 };
 
-// `congestion` below is a name of the kernel's, such as "cubic"; "system" or empty: the kernel's
-// default. docs/decisions.md, 35 says why it is not chosen automatically.
+// `congestion` below is one of the kernel's names, such as "cubic"; "system" or empty means the
+// kernel's default. docs/decisions.md, 35 explains why it is not chosen automatically.
 
-// InvalidArgument, which lists what this process may choose, if it may not choose `congestion`.
+// InvalidArgument, which lists the allowed ones, if this process may not use `congestion`.
 absl::Status CheckCongestion(const std::string& congestion);
 
-// Sets the control of a TCP socket. The name has been checked.
+// Sets the congestion control of a TCP socket. The name has been checked.
 void ChooseCongestion(int socket, const std::string& congestion);
 
 }  // namespace thinwire

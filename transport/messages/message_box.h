@@ -1,6 +1,6 @@
 // MessageBox: the state of a MessagePlane that its owner's threads and the transport's thread
-// share. The owner's half does what MessagePlane says; the transport's half moves messages and
-// tells of peers.
+// share. The owner's half implements MessagePlane; the transport's half moves messages and reports
+// peers that come and go.
 #ifndef THINWIRE_TRANSPORT_MESSAGES_MESSAGE_BOX_H_
 #define THINWIRE_TRANSPORT_MESSAGES_MESSAGE_BOX_H_
 
@@ -26,8 +26,8 @@ namespace thinwire {
 // Thread-safe.
 class MessageBox {
  public:
-  // `wake` tells the transport that Collect has something for it. It is called on any thread
-  // without a lock, and must not block.
+  // `wake` tells the transport that Collect has something for it. It is called on any thread, with
+  // no lock held, and must not block.
   MessageBox(int rank, const MessageLimits& limits, std::function<void()> wake)
       : rank_(rank), limits_(limits), wake_(std::move(wake)) {}
 
@@ -35,26 +35,26 @@ class MessageBox {
   absl::Status Send(int peer, CreditQueue::Outgoing message);
   absl::StatusOr<MessageEvent> Receive(Deadline deadline);
   uint64_t bytes_sent() const;
-  // Waits until all peers have taken everything, or until the deadline, and returns what Close
-  // does; nothing to a second caller. Nothing can be sent once it has begun, and nothing received
-  // once it has returned.
+  // Waits until all peers have taken everything, or until the deadline, and returns the result of
+  // MessagePlane::Close; nullopt to a second caller. Once it has begun nothing can be sent, and
+  // once it has returned nothing can be received.
   std::optional<absl::Status> Close(Deadline deadline);
 
   // The transport's half.
   void Join(int peer);
-  // Drops what is queued for the peer, and what came from it and was not taken. Also of a peer
-  // that has never joined: its event tells why.
+  // Drops what is queued for the peer, and what has arrived from it and was not taken. Allowed for
+  // a peer that has never joined: its event has the reason.
   void Lose(int peer, absl::Status reason);
-  void Add(Message message);  // of a peer that has joined
-  // The peer has taken so much of what was sent since it joined. False if it was never sent. The
-  // next Collect returns what the credit then allows.
+  void Add(Message message);  // from a peer that has joined
+  // The peer has taken `taken` bytes, counted since it joined. False if that is more than was sent.
+  // The next Collect returns the messages for which the credit then suffices.
   bool Acknowledge(int peer, uint64_t taken);
-  // How much of what came from this peer was taken since it joined.
+  // Bytes from this peer that were taken since it joined.
   uint64_t TakenFrom(int peer) const;
-  // Why a peer that is called is not connected; Receive tells it when nothing comes.
+  // Sets why a peer that is called is not connected; Receive reports it at its deadline.
   void SetMissing(int peer, std::string why);
 
-  // For one peer: messages that leave now, in their order, and what is to be acknowledged.
+  // For one peer: messages that leave now, in order, and the count to acknowledge.
   struct Departure {
     int peer = 0;
     std::optional<uint64_t> taken;
@@ -65,10 +65,11 @@ class MessageBox {
  private:
   struct Link {
     CreditQueue queue;
-    uint64_t taken = 0, told = 0;  // of what came, and of that the peer has heard
+    uint64_t taken = 0, told = 0;  // bytes taken here, and the count last acknowledged
     size_t waiting = 0;            // messages in the inbox
-    // Not of each message: small ones would cost an acknowledgement each. But of the last one here,
-    // so that nobody waits for credit that is free, and of as much as a slice in the peer's window.
+    // Not for every message, since small ones would cost an acknowledgement each. But once none is
+    // left here, so that the peer does not wait for credit that is free, and once a slice of bytes
+    // is not acknowledged.
     bool TellsTaken(size_t credit) const {
       return taken != told &&
              (waiting == 0 || taken - told >= std::min(credit / 8, SendWindow::kLeastSlice));

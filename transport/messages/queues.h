@@ -1,5 +1,5 @@
 // The two queues of a MessagePlane, as logic without locks or threads: the messages that wait for
-// credit to one peer, and those that came and wait for their owner.
+// credit to one peer, and the received messages that wait for their owner. Also SendWindow.
 #ifndef THINWIRE_TRANSPORT_MESSAGES_QUEUES_H_
 #define THINWIRE_TRANSPORT_MESSAGES_QUEUES_H_
 
@@ -24,39 +24,40 @@
 
 namespace thinwire {
 
-// SendWindow: how many bytes one direction of a connection needs under way so that its link never
-// idles. What is under way can't be overtaken, so a window beyond that takes from priorities and
-// gives nothing. No locks, threads or clock; its owner tells it what is sent and taken, and when.
+// SendWindow: how many bytes must be under way in one direction of a connection to keep its link
+// busy. Bytes under way can't be overtaken, so a larger window weakens priorities and gains
+// nothing. No locks, threads or clock; its owner reports what is sent and taken, and when.
 //
 //     window = 1.25 * rate * round trip + kSlices * slice, at most the credit
 //
-// The round trip is the least from a message's departure to its acknowledgement; `rate` is the
-// highest at which the peer took bytes lately, each measured over a stretch in which the connection
-// always had some to carry; `slice` is the largest message of late. That is FAST TCP's rule (Wei,
-// Jin, Low and Hegde, IEEE/ACM Transactions on Networking 2006: as much as the path holds, and
-// alpha beside it), with the rate measured as in BBR (Cardwell et al., ACM Queue 2016) rather than
-// taken from the window. The slices, and a quarter of the path, are for both directions: an
-// acknowledgement waits behind what the peer sends. They also let a narrow window grow: it carries
-// more than it was made for, and so the next one is wider.
+// The round trip is the shortest time from a message's departure to its acknowledgement; `rate` is
+// the highest recent rate at which the peer took bytes, each measured over a period in which the
+// connection always had bytes to carry; `slice` is the largest recent message. That is FAST TCP's
+// rule (Wei, Jin, Low and Hegde, IEEE/ACM Transactions on Networking 2006: as much as the path
+// holds, plus alpha), with the rate measured as in BBR (Cardwell et al., ACM Queue 2016) rather
+// than taken from the window. The slices, and a quarter of the path, allow for both directions: an
+// acknowledgement waits behind what the peer sends. They also let a window that is too narrow grow:
+// more than rate * round trip is under way, so the next measured rate is higher.
 //
 // Until there is a measurement the window is the whole credit.
 class SendWindow {
  public:
-  // Messages beside what the path holds, and the bytes that one counts at least: small ones are
+  // Messages beyond what the path holds, and the least size that one counts as: small ones are
   // acknowledged together.
   static constexpr double kPath = 1.25;
   static constexpr size_t kSlices = 3, kLeastSlice = size_t{16} << 10;
-  // A rate is measured over a round trip, and over this at least. So a link that carries a credit
-  // of bytes in less is never measured, and has the whole credit.
+  // A rate is measured over a round trip, and at least over this time. So a link that carries the
+  // whole credit in less time is never measured and uses the whole credit.
   static constexpr std::chrono::milliseconds kLeastRound{5};
-  static constexpr size_t kRounds = 8;  // of the highest rate
-  // The least round trip is forgotten after so long, since paths change. A connection that never
-  // rests is then emptied once: a full one hides how long the path is.
+  static constexpr size_t kRounds = 8;  // the highest rate is that of the last kRounds
+  // The shortest round trip is forgotten after this time, since paths change. A connection that is
+  // never idle is then drained once: the round trip of a full one includes queueing.
   static constexpr std::chrono::seconds kForget{10};
 
   explicit SendWindow(size_t credit) : credit_(credit) {}
 
-  // The bytes that may be under way with a next message of `cost` bytes. One may always go alone.
+  // The bytes that may be under way if the next message has `cost` bytes. One message may always go
+  // alone.
   size_t bytes(size_t cost, Deadline now) const {
     const bool is_due = round_trip_.has_value() && now >= forget_at_;
     if (is_due && !departures_.empty() && !departures_.front().alone) return 0;
@@ -64,13 +65,14 @@ class SendWindow {
     return std::min<size_t>(credit_, carried_ + kSlices * std::max(slice_, cost));
   }
 
-  // A message has left. `sent` and `taken` are sums of bytes since the connection began, with it.
+  // A message has left. `sent` and `taken` are sums of bytes since the connection began; `sent`
+  // includes the message.
   void OnSent(size_t cost, uint64_t sent, uint64_t taken, Deadline now) {
     slice_ = std::max({cost, slice_ - slice_ / 64, kLeastSlice});
     departures_.push_back({.sent = sent, .alone = sent - cost == taken, .at = now});
   }
 
-  // The peer has taken so much. `waiting`: the window holds messages back.
+  // The peer has taken `taken` bytes so far. `waiting`: the window holds messages back.
   void OnTaken(uint64_t taken, bool waiting, Deadline now) {
     std::optional<Departure> last;
     while (!departures_.empty() && departures_.front().sent <= taken) {
@@ -92,7 +94,7 @@ class SendWindow {
       round_.is_open = false;
     }
     if (!waiting && under_way < 2 * slice_) {
-      round_.is_open = false;  // the rate would be the program's
+      round_.is_open = false;  // the rate would be that of the program, not of the link
     } else if (!round_.is_open) {
       round_ = {.is_open = true, .start = now, .taken = taken};
     }
@@ -102,15 +104,15 @@ class SendWindow {
   using Seconds = std::chrono::duration<double>;
 
   struct Departure {
-    uint64_t sent = 0;   // with it
+    uint64_t sent = 0;   // sum of bytes, this message included
     bool alone = false;  // nothing else was under way
     Deadline at;
   };
-  // A stretch of time in which the connection always had something to carry.
+  // A period in which the connection always had bytes to carry.
   struct Round {
     bool is_open = false;
     Deadline start;
-    uint64_t taken = 0;  // at its start
+    uint64_t taken = 0;  // bytes taken before it
   };
 
   void Measure(double rate) {
@@ -122,16 +124,16 @@ class SendWindow {
 
   const size_t credit_;
   size_t slice_ = kLeastSlice;
-  std::deque<Departure> departures_;  // of what is under way
+  std::deque<Departure> departures_;  // of messages under way
   std::optional<Seconds> round_trip_;
   Deadline forget_at_;
   Round round_;
-  std::array<double, kRounds> rates_{};  // bytes a second
+  std::array<double, kRounds> rates_{};  // bytes per second
   size_t measured_ = 0;
-  size_t carried_ = 0;  // bytes that the path holds; 0: not known
+  size_t carried_ = 0;  // bytes that the path holds; 0: unknown
 };
 
-// The part of the credit that a message takes.
+// The bytes of credit that a message uses.
 inline size_t CostOf(const std::string& head, const std::vector<uint8_t>& body) {
   return head.size() + body.size() + kMessageCost;
 }
@@ -144,7 +146,7 @@ struct OutgoingMessage {
 };
 inline size_t CostOf(const OutgoingMessage& message) { return CostOf(message.head, message.body); }
 
-// The result of a Close whose deadline found these peers with messages that they had not taken.
+// The result of a Close at whose deadline these peers had not taken all their messages.
 inline absl::Status LeftBehind(int rank, const std::vector<int>& peers) {
   if (peers.empty()) return absl::OkStatus();
   return absl::DeadlineExceededError(
@@ -152,7 +154,7 @@ inline absl::Status LeftBehind(int rank, const std::vector<int>& peers) {
                    absl::StrJoin(peers, ", ")));
 }
 
-// Values by priority, the higher first, and in the order of arrival within one.
+// Values by priority, the higher first; those of equal priority in the order of arrival.
 template <typename Value>
 class PriorityOrder {
  public:
@@ -174,13 +176,12 @@ class PriorityOrder {
 };
 
 // One direction of one connection, at its sender. `sent` and `taken` are sums since the connection
-// began, so an acknowledgement that is repeated or overtaken by a later one does no harm.
+// began, so a repeated or late acknowledgement does no harm.
 //
-// At most a SendWindow of bytes is under way, which is at most the credit: the window keeps
-// messages where a later one can overtake them, and the credit bounds what a peer holds that is
-// slow.
+// At most a SendWindow of bytes, which is at most the credit, is under way: the window keeps
+// messages where a later one can overtake them, and the credit bounds what a slow peer holds.
 //
-// `Message` has a `priority` and a CostOf; a simulation's messages have no bytes.
+// `Message` has a `priority` and a CostOf; the messages of a simulation have no bytes.
 template <typename Message>
 class CreditQueueOf {
  public:
@@ -193,7 +194,8 @@ class CreditQueueOf {
     waiting_.Push(priority, std::move(message));
   }
 
-  // The message that the window lets go now. One that is larger goes once all before it was taken.
+  // Returns the next message if the window allows it. One that is larger than the window goes once
+  // all before it were taken.
   std::optional<Outgoing> Pop(Deadline now) {
     if (waiting_.empty()) return std::nullopt;
     const size_t cost = CostOf(waiting_.front());
@@ -203,7 +205,7 @@ class CreditQueueOf {
     return waiting_.Pop();
   }
 
-  // The peer has taken so many bytes since the connection began. False if that is more than was
+  // The peer has taken this many bytes since the connection began. False if that is more than was
   // sent.
   bool Acknowledge(uint64_t taken, Deadline now) {
     if (taken > sent_) return false;
@@ -240,7 +242,7 @@ class Inbox {
   }
 
   bool empty() const { return events_.empty() && messages_.empty(); }
-  // The owner has not been told yet that the peer came or went.
+  // True if an event of the peer waits for the owner.
   bool HasEventOf(int peer) const {
     return std::any_of(events_.begin(), events_.end(),
                        [&](const PeerEvent& event) { return event.peer == peer; });

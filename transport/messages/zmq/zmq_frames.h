@@ -1,10 +1,10 @@
 // The frames that two planes exchange over a connection of ZeroMQ, as bytes. No sockets.
 //
 // The caller's first frame is a greeting; the answer is a greeting or a refusal. Then messages go
-// both ways in pieces, which are numbered by message in each direction: large ones in many, so that
-// a receiver on a slow link hears something before all of it has come. PieceCutter makes pieces of
-// a message, and PieceJoiner makes messages of them, within the limits that the greeting has
-// settled. Numbers are little-endian.
+// both ways in pieces, which are numbered by message in each direction: large messages have many
+// pieces, so that a receiver on a slow link gets something before the whole message has arrived.
+// PieceCutter cuts messages into pieces, and PieceJoiner joins them, within the limits that the
+// greeting settled. Numbers are little-endian.
 #ifndef THINWIRE_TRANSPORT_MESSAGES_ZMQ_ZMQ_FRAMES_H_
 #define THINWIRE_TRANSPORT_MESSAGES_ZMQ_ZMQ_FRAMES_H_
 
@@ -25,39 +25,39 @@ namespace thinwire {
 inline constexpr uint32_t kMessageProtocol = 1;  // the version of these frames
 
 enum class FrameKind : uint8_t {
-  kHello = 1,    // a Greeting, of the caller
-  kWelcome = 2,  // a Greeting, of the one that was called
-  kRefused = 3,  // a text: why the caller is not a member, or no longer, and shall not call again
-  kPiece = 4,    // a MessagePiece and the bytes of it
+  kHello = 1,    // a Greeting from the caller
+  kWelcome = 2,  // a Greeting from the member that was called
+  kRefused = 3,  // a text: why the caller is not, or no longer, a member and must not call again
+  kPiece = 4,    // a MessagePiece and its bytes
   kTaken = 5,    // a uint64: the credit that was returned since the connection began
   kAlive = 6,    // nothing
   kGoodbye = 7,  // nothing: the sender has left the store
   kReset = 8,    // nothing: the receiver has lost this connection, or does not know it
 };
 
-// A greeting says who calls whom, and what the two must agree on.
+// A greeting identifies both ends and carries the settings on which they must agree.
 struct Greeting {
   uint32_t protocol = kMessageProtocol;
   int32_t from = 0, to = 0;
   uint64_t credit = 0, max_message = 0;
   uint32_t timeout_ms = 0;
 
-  // FailedPrecondition, for the one that reads this: it is `rank`, and has these limits.
+  // FailedPrecondition if the greeting does not fit its receiver: member `rank` with these limits.
   absl::Status Check(int rank, const MessageLimits& limits) const;
 };
 
-// A part of a message's head and body, which lie one behind the other.
+// A part of a message: of its head followed by its body, counted as one.
 struct MessagePiece {
-  uint64_t number = 0;  // of the message, counted from 0 in each direction of a connection
+  uint64_t number = 0;  // of the message, from 0 in each direction of a connection
   int32_t priority = 0;
   uint32_t head_bytes = 0;
   uint64_t body_bytes = 0;
-  uint64_t offset = 0;  // of the part
+  uint64_t offset = 0;  // of the part, in bytes
 };
 
 inline constexpr size_t kPieceHeader = 1 + 8 + 4 + 4 + 8 + 8;
 inline constexpr size_t kMostPieceBytes = 128 * 1024;
-// Bytes that a frame has at most, CURVE's own included.
+// The most bytes in a frame, including CURVE's own.
 inline constexpr size_t kMostFrameBytes = kPieceHeader + kMostPieceBytes + 256;
 
 std::string HelloFrame(const Greeting& greeting);
@@ -68,12 +68,13 @@ std::string PlainFrame(FrameKind kind);
 // Writes kPieceHeader bytes.
 void WritePieceHeader(const MessagePiece& piece, uint8_t* to);
 
-// Reading: nothing if the frame is of another kind, too short or too long.
+// Readers return nullopt, or nothing, if the frame is of another kind, too short or too long.
 std::optional<FrameKind> KindOf(Bytes frame);
 std::optional<Greeting> ReadGreeting(Bytes frame);
 std::string ReadRefusal(Bytes frame);
 std::optional<uint64_t> ReadTaken(Bytes frame);
-// `part` is what the frame carries of the message, and lies within its head and body.
+// `part` becomes the bytes of the message that the frame carries; they lie within its head and
+// body.
 std::optional<MessagePiece> ReadPiece(Bytes frame, Bytes* part);
 
 class PieceCutter {
@@ -81,7 +82,7 @@ class PieceCutter {
   // `number`: of the message, from 0.
   PieceCutter(uint64_t number, CreditQueue::Outgoing message);
 
-  // An empty message is one piece.
+  // An empty message has one piece.
   bool done() const { return done_; }
   size_t next_bytes() const;  // of the next piece's frame
   void WriteNext(uint8_t* to);
@@ -90,7 +91,7 @@ class PieceCutter {
   size_t part_bytes() const;
 
   const CreditQueue::Outgoing message_;
-  const size_t bytes_;  // of head and body
+  const size_t bytes_;  // of head and body together
   MessagePiece piece_;
   bool done_ = false;
 };
@@ -99,8 +100,9 @@ class PieceJoiner {
  public:
   explicit PieceJoiner(int peer) : peer_(peer) {}
 
-  // The message that the piece completes, or nullopt. `taken`: the credit of messages that were
-  // taken from this peer. DataLoss says why the connection can't go on.
+  // Returns the message that the piece completes, or nullopt. `taken`: bytes of credit of the
+  // messages that were taken from this peer. DataLoss has the reason why the connection can't go
+  // on.
   absl::StatusOr<std::optional<Message>> Take(Bytes frame, const MessageLimits& limits,
                                               uint64_t taken);
 
@@ -108,10 +110,10 @@ class PieceJoiner {
   absl::Status Begin(const MessagePiece& piece, const MessageLimits& limits, uint64_t taken);
 
   int peer_;
-  uint64_t messages_ = 0;  // complete ones
-  uint64_t received_ = 0;  // credit that the peer has used
+  uint64_t messages_ = 0;  // number of complete ones
+  uint64_t received_ = 0;  // bytes of credit that the peer has used
   std::optional<Message> partial_;
-  size_t partial_bytes_ = 0;  // of head and body together, when it is complete
+  size_t partial_bytes_ = 0;  // size of the complete head and body together
 };
 
 }  // namespace thinwire

@@ -1,6 +1,6 @@
 // ZmqLibrary: the functions of libzmq that the plane calls, found at run time, and the part of its
-// binary interface that they need, declared anew: building needs no headers of ZeroMQ. It is that
-// of version 4.3, which later ones of major version 4 keep.
+// ABI that they need, declared here so that building needs no ZeroMQ headers. The ABI is that of
+// version 4.3, which later 4.x versions keep.
 #ifndef THINWIRE_TRANSPORT_MESSAGES_ZMQ_ZMQ_LIBRARY_H_
 #define THINWIRE_TRANSPORT_MESSAGES_ZMQ_ZMQ_LIBRARY_H_
 
@@ -20,7 +20,7 @@ static_assert(sizeof(ZmqMessage) == 64);
 
 struct ZmqPollItem {
   void* socket = nullptr;
-  int fd = -1;  // where there is no socket
+  int fd = -1;  // used if there is no socket
   short events = 0;
   short revents = 0;
 };
@@ -52,7 +52,7 @@ enum ZmqOption : int {
   kZmqZapEnforceDomain = 93,
 };
 
-// Events of a monitor.
+// Events of a socket monitor.
 enum ZmqEvent : uint16_t {
   kZmqConnectRetried = 0x0004,
   kZmqClosed = 0x0080,
@@ -62,10 +62,10 @@ enum ZmqEvent : uint16_t {
   kZmqHandshakeFailedAuth = 0x4000,
 };
 
-// A table of functions under their names in zmq.h, less the prefix.
+// A table of functions under their names in zmq.h, without the prefix.
 struct ZmqLibrary {
   std::string version;  // such as "4.3.4"
-  std::string path;     // as it was asked for
+  std::string path;     // as requested
 
   int (*error_number)();
   const char* (*strerror)(int);
@@ -92,10 +92,10 @@ struct ZmqLibrary {
   int (*curve_public)(char* public_text, const char* secret_text);
 };
 
-// The library, which stays loaded: the file at `path` if one is named, else the dynamic linker's
-// libzmq.so.5, else the copy that the wheel pyzmq has beside this library's package. Unimplemented,
-// with the fix, if there is none, it is older than 4.3, lacks a function, or was built without
-// CURVE.
+// Loads the library, which stays loaded: the file at `path` if one is named, else the dynamic
+// linker's libzmq.so.5, else the copy that the wheel pyzmq has beside this library's package.
+// Unimplemented, with the fix, if there is none, or it is older than 4.3, lacks a function, or was
+// built without CURVE.
 absl::StatusOr<std::shared_ptr<const ZmqLibrary>> LoadZmq(const std::string& path);
 
 }  // namespace thinwire

@@ -1,15 +1,15 @@
-// ZmqLoop: all sockets of one plane, and the thread that works on them; ZeroMQ's sockets belong to
-// one thread. It moves messages between them and a MessageBox.
+// ZmqLoop: all sockets of one plane, and the thread that uses them, since ZeroMQ's sockets belong
+// to one thread. It moves messages between them and a MessageBox.
 //
-// A member that listens has one ROUTER, in which every connection has a routing id of its own, made
-// by libzmq: an id stands for one connection and never for two. A member that calls has a DEALER
-// for each peer and each attempt; libzmq's own reconnecting is never used, because what lay in the
-// old connection's buffers would be missing in the new one, and nobody would know. So a connection
-// is one TCP connection from its greeting to its end, and messages are numbered within it.
+// A member that listens has one ROUTER, in which libzmq gives every connection a routing id of its
+// own: an id is never used for a second connection. A member that calls has a DEALER for each peer
+// and each attempt; libzmq's own reconnecting is never used, because the new connection would
+// silently lack what was in the old one's buffers. So a connection is one TCP connection from its
+// greeting to its end, and messages are numbered within it.
 //
-// The end of a connection is learnt from the socket's monitor. A ROUTER's monitor does not say
-// whose connection has ended (it counts strangers' too), so the loop then asks ZeroMQ for each peer
-// by sending it a sign of life, which fails if its connection is gone.
+// The socket's monitor reports the end of a connection. A ROUTER's monitor does not say whose
+// connection has ended (it counts strangers' too), so the loop then sends each peer a keep-alive,
+// which fails if that peer's connection is gone.
 #ifndef THINWIRE_TRANSPORT_MESSAGES_ZMQ_ZMQ_LOOP_H_
 #define THINWIRE_TRANSPORT_MESSAGES_ZMQ_ZMQ_LOOP_H_
 
@@ -37,18 +37,18 @@ namespace thinwire {
 
 class ZmqLoop {
  public:
-  // Opens the sockets; nothing is received before Start. `box` outlives the loop.
+  // Opens the sockets; nothing is received before Start. `box` must outlive the loop.
   static absl::StatusOr<std::unique_ptr<ZmqLoop>> Open(const ZmqOptions& options,
                                                        std::shared_ptr<const ZmqLibrary> zmq,
                                                        MessageBox* box);
   ~ZmqLoop() { Stop(false); }
 
   void Start();
-  // Ends the thread. With a goodbye, which takes 250 ms at most, peers hear that this member has
-  // left; without one they see its connections end. From one thread.
+  // Ends the thread. With a goodbye, which takes at most 250 ms, peers learn that this member has
+  // left; without one they see their connections end. Only one thread may call it.
   void Stop(bool goodbye);
 
-  // From any thread.
+  // Any thread may call these.
   void Wake();
   void Call(int peer, std::string address);
 
@@ -57,19 +57,19 @@ class ZmqLoop {
  private:
   // A member that has been greeted.
   struct Connection {
-    std::string routing_id;  // of the ROUTER's connections; empty: of the caller's DEALER
+    std::string routing_id;  // of a connection of the ROUTER; empty: the caller's DEALER
     Deadline last_heard, last_sent;
     PieceJoiner incoming;
     uint64_t messages_sent = 0;
   };
-  // A member to call.
+  // A member that this one calls.
   struct Callee {
     std::string address;
     ZmqSocket dealer, monitor;           // of the attempt in progress, or of the connection
-    Deadline next_attempt, give_up;      // the attempt in progress, without a dealer or with one
+    Deadline next_attempt, give_up;      // without a dealer; with one: the end of the attempt
     std::chrono::milliseconds pause{0};  // before the next attempt
     bool refused = false;
-    std::string why;  // it is not connected
+    std::string why;  // why it is not connected
   };
 
   ZmqLoop(const ZmqOptions& options, std::shared_ptr<const ZmqLibrary> zmq, MessageBox* box);
@@ -94,7 +94,7 @@ class ZmqLoop {
   void SendDepartures();
   void SendMessage(int peer, Connection& connection, CreditQueue::Outgoing message);
   void SendSigns(Deadline now);
-  // To a member. Of one whose connection is gone the loop hears later, as of all others.
+  // Sends to a member. If its connection is gone, the loop finds out later, as with any peer.
   void SendTo(int peer, Connection& connection, ZmqFrame& frame);
   void SendText(int peer, Connection& connection, const std::string& text);
   bool SendByRouter(const std::string& routing_id, const std::string& text);
@@ -108,7 +108,7 @@ class ZmqLoop {
   void TakeCalls();
   void TryCallees(Deadline now);
   absl::Status Try(int peer, Callee& callee);
-  // Ends the attempt or connection; the next attempt comes after a pause.
+  // Ends the attempt or connection; the next attempt follows after a pause.
   void HangUp(int peer, Callee& callee, const std::string& why);
   std::string NameOf(int peer) const;
 
@@ -116,22 +116,22 @@ class ZmqLoop {
 
   const int rank_;
   const MessageLimits limits_;
-  const std::chrono::milliseconds interval_;  // between signs of life
+  const std::chrono::milliseconds interval_;  // between keep-alives
   MessageBox* const box_;
   const std::shared_ptr<const ZmqLibrary> zmq_;
   const Descriptor wake_;
   std::string address_;
 
-  // The thread's own, once it runs.
+  // Used only by the thread once it runs.
   std::unique_ptr<ZmqContext> context_;
   ZmqKeys keys_;
   ZmqSocket admission_, router_, router_monitor_;
   std::map<int, Callee> callees_;
   std::map<int, Connection> connections_;
   std::map<std::string, int> by_routing_id_;
-  std::set<int> gone_;            // ZeroMQ does not take what is sent to them
-  Deadline asking_until_{};       // by signs of life, who is gone
-  Deadline was_stopped_until_{};  // the process was; peers that gave it up say so until then
+  std::set<int> gone_;            // ZeroMQ did not accept what was sent to them
+  Deadline asking_until_{};       // until then keep-alives test which peers are gone
+  Deadline was_stopped_until_{};  // a stop of this process explains losses until then
   uint64_t monitors_made_ = 0;
   bool leaving_ = false;
 

@@ -1,5 +1,5 @@
-// A context, sockets and keys of ZeroMQ as objects, with errors as values. Everything here belongs
-// to one thread at a time.
+// A context, sockets and keys of ZeroMQ as objects, with errors as values. One thread at a time may
+// use these objects.
 #ifndef THINWIRE_TRANSPORT_MESSAGES_ZMQ_ZMQ_SOCKET_H_
 #define THINWIRE_TRANSPORT_MESSAGES_ZMQ_ZMQ_SOCKET_H_
 
@@ -18,22 +18,22 @@
 
 namespace thinwire {
 
-// The two pairs of keys of a group. Every member that listens has the pair of servers, every member
-// that calls that of clients; so each knows what to expect of the other, and nobody else has a key
+// The two key pairs of a group. Every member that listens has the server pair, every member that
+// calls has the client pair; so each end knows the other's public key, and no stranger has a key
 // that a member admits.
 struct ZmqKeys {
   using Key = std::array<uint8_t, 32>;
 
   Key server_secret, server_public, client_secret, client_public;
 
-  // The secret keys are MACs by the group's key.
+  // The secret keys are MACs under the group's key.
   static absl::StatusOr<ZmqKeys> Derive(const ZmqLibrary& zmq, const GroupKey& group);
 };
 
 // One frame of a message.
 class ZmqFrame {
  public:
-  // Empty if there is no memory for so many bytes.
+  // Empty if there is no memory for `bytes` bytes.
   explicit ZmqFrame(const ZmqLibrary& zmq, size_t bytes = 0) : zmq_(&zmq) {
     if (bytes == 0 || zmq_->msg_init_size(&message_, bytes) != 0) zmq_->msg_init(&message_);
   }
@@ -60,7 +60,7 @@ class ZmqContext {
   // Unavailable if the process has no descriptors left.
   static absl::StatusOr<std::unique_ptr<ZmqContext>> Make(std::shared_ptr<const ZmqLibrary> zmq,
                                                           int io_threads);
-  // All its sockets are closed by now. Waits as long as they linger.
+  // All sockets must be closed before. Waits as long as they linger.
   ~ZmqContext();
   ZmqContext(const ZmqContext&) = delete;
   ZmqContext& operator=(const ZmqContext&) = delete;
@@ -76,9 +76,9 @@ class ZmqContext {
   void* const context_;
 };
 
-// A movable value. Linger is 0 until it is set, and no queue between the socket and its caller has
-// a high-water mark for sending: the plane's credit bounds what is queued, in bytes, where ZeroMQ
-// would count messages and not tell a ROUTER's caller when there is room again.
+// A movable value. Linger is 0 unless set, and no send queue has a high-water mark: the plane's
+// credit bounds the queued bytes, whereas ZeroMQ would count messages and not tell a ROUTER's
+// caller when there is room again.
 class ZmqSocket {
  public:
   ZmqSocket() = default;
@@ -98,7 +98,7 @@ class ZmqSocket {
     if (socket_ != nullptr) zmq_->close(std::exchange(socket_, nullptr));
   }
 
-  // Sets what all sockets between members have in common. `max_frame` in bytes.
+  // Sets the options that all sockets between members share. `max_frame` in bytes.
   absl::Status SetUpForMembers(size_t max_frame);
   absl::Status SecureAsServer(const ZmqKeys& keys);
   absl::Status SecureAsClient(const ZmqKeys& keys);
@@ -107,17 +107,18 @@ class ZmqSocket {
   absl::Status Set(ZmqOption option, Bytes value);
   absl::Status Bind(const std::string& endpoint);
   absl::Status Connect(const std::string& endpoint);
-  // Where it listens.
+  // Returns the endpoint on which it listens.
   absl::StatusOr<std::string> Endpoint() const;
 
-  // Another socket on which the events of this one arrive. StopMonitor comes before either closes.
+  // Returns another socket on which this one's events arrive. Call StopMonitor before either
+  // closes.
   absl::StatusOr<ZmqSocket> Monitor(const ZmqContext& context, const std::string& name, int events);
   void StopMonitor() {
     if (valid()) zmq_->socket_monitor(socket_, nullptr, 0);
   }
 
-  // Neither waits. Send: whether ZeroMQ has taken the frame; it is empty then. Receive: whether
-  // there was a frame, and whether more of the same message follow.
+  // Neither waits. Send: true if ZeroMQ has taken the frame, which is then empty. Receive: true if
+  // there was a frame. MoreFollows: true if more frames of the same message follow.
   bool Send(ZmqFrame& frame, bool more);
   bool Receive(ZmqFrame& frame);
   bool MoreFollows() const;
