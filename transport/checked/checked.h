@@ -1,6 +1,6 @@
-// Checked: exchanges whose blocks travel with a CRC32C, over any data plane of host memory. TCP's
-// own sum of 16 bits misses one damaged segment in 65,536, and none looks at what network cards,
-// switches and memory do beside it.
+// Checked: exchanges whose blocks carry a CRC32C, over any data plane of host memory. TCP's own
+// 16-bit checksum misses one damaged segment in 65,536, and nothing checks what network cards,
+// switches and memory do to the bytes outside TCP.
 #ifndef THINWIRE_TRANSPORT_CHECKED_CHECKED_H_
 #define THINWIRE_TRANSPORT_CHECKED_CHECKED_H_
 
@@ -13,11 +13,11 @@
 
 namespace thinwire {
 
-// Each block of n bytes becomes a message of n + 4: the block, then the CRC32C, little-endian, of
-// the exchange's tag (8 bytes, little-endian) and the block. It is checked before the block is
-// handed over. An exchange with a wrong one ends with DataLoss, which names both ranks; that fails
+// A block of n bytes becomes a message of n + 4: the block, then the CRC32C, little-endian, of the
+// exchange's tag (8 bytes, little-endian) and the block. It is checked before the block is
+// delivered. An exchange with a wrong CRC ends with DataLoss, which names both ranks; that fails
 // the exchange and not yet the plane, so that whoever waits can fail the group with the tensor's
-// name. All else is as the inner plane's, and all ranks have such a plane or none.
+// name. Everything else behaves as in the inner plane. Either all ranks have such a plane or none.
 class Checked final : public DataPlane {
  public:
   explicit Checked(std::unique_ptr<DataPlane> inner);
@@ -37,7 +37,7 @@ class Checked final : public DataPlane {
 
   const std::unique_ptr<DataPlane> inner_;
   const std::shared_ptr<SpareBlocks> spare_;
-  std::atomic<uint64_t> bytes_sent_{0};  // of blocks, without their sums
+  std::atomic<uint64_t> bytes_sent_{0};  // of blocks, without their CRCs
 };
 
 }  // namespace thinwire

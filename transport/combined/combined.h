@@ -1,5 +1,5 @@
-// Split and Spread: a data plane that is made of several. All of these match by tag, block, and are
-// of host memory, and so is what they make. A failure of one is that of all.
+// Split and Spread: a data plane that is made of several. These planes, and the one they form,
+// match by tag, block, and use host memory. If one of them fails, all of them fail.
 #ifndef THINWIRE_TRANSPORT_COMBINED_COMBINED_H_
 #define THINWIRE_TRANSPORT_COMBINED_COMBINED_H_
 
@@ -11,11 +11,11 @@
 
 namespace thinwire {
 
-// Blocks go by one plane inside the rank's node, and by another one between nodes.
+// Exchanges blocks inside the rank's node on one plane, and blocks between nodes on another.
 class Split final : public DataPlane {
  public:
-  // `inside`: of this node, whose ranks are neighbours in `between`, which has all ranks. It has
-  // Expect if `between` has.
+  // `inside` connects the ranks of this node, which have consecutive ranks in `between`, which
+  // connects all ranks. The plane has Expect if `between` has.
   Split(std::unique_ptr<DataPlane> inside, std::unique_ptr<DataPlane> between);
 
   const Membership& members() const override { return between_->members(); }
@@ -31,17 +31,17 @@ class Split final : public DataPlane {
 
   const std::unique_ptr<DataPlane> inside_, between_;
   const size_t first_, count_;                                     // the ranks of this node
-  const Failure::Listener inside_to_between_, between_to_inside_;  // of a failure
+  const Failure::Listener inside_to_between_, between_to_inside_;  // pass failures on
 };
 
-// Each exchange runs on one of several planes of the same ranks. Which one follows from its tag, so
-// all ranks agree without a word.
+// Each exchange runs on one of several planes of the same ranks. Its tag determines which one, so
+// the ranks need not agree on it.
 //
-// One thread moves all bytes of a plane over TCP, and copies them in and out of the kernel. Where a
+// One thread moves all bytes of a plane over TCP, and copies them into and out of the kernel. If a
 // link is faster than that thread, planes with threads and connections of their own share the work.
 class Spread final : public DataPlane {
  public:
-  // `others`, at least one: each with its own control plane, which only keeps it whole.
+  // `others`, at least one: each with its own control plane, which serves only to keep it alive.
   Spread(std::unique_ptr<DataPlane> first, std::vector<Transport> others);
 
   const Membership& members() const override { return first_->members(); }
@@ -57,7 +57,7 @@ class Spread final : public DataPlane {
 
   const std::unique_ptr<DataPlane> first_;
   const std::vector<Transport> others_;
-  const std::vector<DataPlane*> planes_;      // all of them
+  const std::vector<DataPlane*> planes_;      // including first_
   std::vector<Failure::Listener> passed_on_;  // from the first plane to the others, and back
 };
 

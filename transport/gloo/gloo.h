@@ -20,31 +20,31 @@ struct GlooOptions {
   int rank = 0;
   int size = 1;
   std::shared_ptr<Store> store;
-  std::string prefix;  // before every key in the store, so that groups can share one
-  // Which address to listen on: the named interface; else the address of the interface by which
+  std::string prefix;  // of every key in the store, so that groups can share one
+  // The address to listen on: that of the named interface; else that of the interface by which
   // `rendezvous_host` is reached; else loopback. Never a wildcard.
   std::string interface;
   std::string rendezvous_host;
-  Deadline deadline;  // for the whole connecting
-  // The key of the group, in a file of mode 0600 that every rank has; empty on all ranks: rank 0
-  // puts a random token into the store, so that who can't read the store can't take part.
+  Deadline deadline;  // for connecting to all ranks
+  // A file of mode 0600 with the group's key, which every rank has. Empty on all ranks: rank 0 puts
+  // a random token into the store, so that nobody who can't read the store can take part.
   std::string key_file;
-  std::string digest;           // text that is equal on all ranks that are set up alike
+  std::string digest;           // text that is equal on all ranks whose settings are the same
   std::string congestion = {};  // of the connections: see CheckCongestion
   // The frame that the connected ranks get when this one gives up because others are not connected:
-  // else they would find a closed connection, and take this rank for the one that failed.
+  // otherwise they would find a closed connection, and take this rank for the one that failed.
   std::function<ControlFrame(const absl::Status& reason)> last_words = nullptr;
 };
 
 // Every connection proves that it belongs to this group before Gloo gets it, and nothing listens
 // any more when this returns. DeadlineExceeded names the ranks that did not come or connect;
-// InvalidArgument an interface that is not there, what is wrong with the key file, or a congestion
-// control that may not be chosen; FailedPrecondition a rank with another key or another digest.
+// InvalidArgument names an interface that does not exist, a defect of the key file, or a congestion
+// control that may not be chosen; FailedPrecondition names a rank whose key or digest differs.
 absl::StatusOr<Transport> ConnectGloo(const GlooOptions& options);
 
-// The halves of ConnectGloo: the control plane, and the data plane over it, which it outlives. If
-// the group is incomplete, the control plane reaches those that are connected, and has failed;
-// `incomplete` is the reason. last_words: as for GlooLinks.
+// The halves of ConnectGloo: the control plane, and the data plane over it, which must not outlive
+// it. If the group is incomplete, the control plane reaches the connected ranks and starts in the
+// failed state; `incomplete` is the reason. last_words: as for GlooLinks.
 absl::StatusOr<std::unique_ptr<GlooLinks>> ConnectGlooLinks(const GlooOptions& options,
                                                             std::chrono::milliseconds last_words,
                                                             absl::Status& incomplete);

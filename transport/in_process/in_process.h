@@ -1,5 +1,5 @@
-// Ranks that are threads of one process: the reference backend and the tests' workhorse. Its data
-// plane matches by tag, blocks, and works on host memory.
+// Ranks that are threads of one process: the reference backend, which most tests use. Its data
+// plane matches by tag, blocks, and uses host memory.
 #ifndef THINWIRE_TRANSPORT_IN_PROCESS_IN_PROCESS_H_
 #define THINWIRE_TRANSPORT_IN_PROCESS_IN_PROCESS_H_
 
@@ -9,9 +9,9 @@
 
 namespace thinwire {
 
-// One transport per rank. The ranks share what they need, and their transports may be destroyed in
-// any order. Both planes of a rank share their failure; the end of a rank's control plane fails
-// the others.
+// Returns one transport per rank. The transports share ownership of their common state and may be
+// destroyed in any order. Both planes of a rank share their failure; destroying a rank's control
+// plane fails the other ranks.
 std::vector<Transport> MakeInProcessTransports(int size);
 
 }  // namespace thinwire

@@ -1,12 +1,13 @@
-// NcclDriver: who calls NCCL, in which order, and how the plane learns of ends and errors.
+// NcclDriver: decides which thread calls NCCL, in which order, and how the plane learns of ends and
+// errors.
 //
-// An exchange is issued where it was begun, on the caller's thread: the communicator's stream waits
-// for the lane's, NCCL queues its kernel, and the lane's stream waits for that. The host waits for
-// the launch, which NCCL does on a thread of its own, and never for a kernel. Exchanges that begin
-// meanwhile queue here; those of sends and receives are then issued as one group.
+// An exchange is issued on the thread that begins it: the communicator's stream waits for the
+// lane's, NCCL queues its kernel, and the lane's stream waits for that. The host waits for the
+// launch, which NCCL does on a thread of its own, and never for a kernel. Exchanges that begin
+// meanwhile queue here; those that are sends and receives are then issued as one group.
 //
-// A thread of the driver looks every 50 µs at what has not ended, also at a launch that takes
-// longer than usual, and sleeps when nothing is under way.
+// A thread of the driver checks every 50 µs what has not ended, including launches that take longer
+// than usual, and sleeps when nothing is under way.
 #ifndef THINWIRE_TRANSPORT_NCCL_NCCL_DRIVER_H_
 #define THINWIRE_TRANSPORT_NCCL_NCCL_DRIVER_H_
 
@@ -28,8 +29,8 @@
 
 namespace thinwire {
 
-// An exchange that ends when it is queued on its stream; or one of nothing, which ends when its
-// stream has done what was queued before.
+// An exchange, which ends when it is queued on its stream; or a flush, an empty exchange that ends
+// when its stream has done the work queued before.
 struct NcclOp {
   enum class Kind { kExchange, kFlush };
 
@@ -54,26 +55,27 @@ class NcclDriver {
  public:
   // All exchanges run on `stream`, a stream of the communicator's device.
   NcclDriver(std::unique_ptr<NcclComm> comm, std::unique_ptr<DeviceStream> stream);
-  // Ends what is under way, and the communicator: in order if nothing was. Returns after a few
-  // seconds in any case.
+  // Ends what is under way, then the communicator: in an orderly way if nothing was under way.
+  // Returns after a few seconds in any case.
   ~NcclDriver();
 
   DeviceStream& stream() { return *stream_; }
 
-  // Exchanges are issued in the order in which they are begun.
+  // Exchanges are issued in the order of the calls.
   void Begin(const std::shared_ptr<NcclOp>& op);
   absl::Status Wait(NcclOp& op, Deadline deadline);
   void OnDone(NcclOp& op, std::function<void(absl::Status)> done);
 
-  // Calls work(communicator) at a time when NCCL takes calls, and returns afterwards. False once
-  // the communicator is aborted: then it calls nothing. Not for a callback of OnDone.
+  // Calls work(communicator) when NCCL accepts calls, and returns afterwards. Returns false without
+  // calling it once the communicator is aborted. Don't call it in a callback of OnDone.
   bool Do(absl::FunctionRef<void(NcclComm&)> work);
-  // What any thread may call.
+  // Only for its functions that any thread may call.
   const NcclComm& comm() const { return *comm_; }
-  // As NcclComm::Keep; before the first exchange.
+  // Like NcclComm::Keep; call it before the first exchange.
   void Keep(DeviceMemory memory) { comm_->Keep(std::move(memory)); }
 
-  // What has not ended ends with the first reason, once the device is out of its blocks.
+  // After a failure, exchanges that have not ended end with the first reason, once the device no
+  // longer uses their blocks.
   const std::shared_ptr<Failure>& failure() const { return failure_; }
 
  private:
@@ -102,26 +104,26 @@ class NcclDriver {
   bool IsFree() const ABSL_SHARED_LOCKS_REQUIRED(mu_) { return !pumping_ && !in_progress_; }
 
   const std::shared_ptr<Failure> failure_ = Failure::Make();
-  // Whoever pumps uses these, one thread at a time.
+  // Used by the thread that pumps, one at a time.
   const std::unique_ptr<NcclComm> comm_;
   const std::unique_ptr<DeviceStream> stream_;
-  std::vector<OpPtr> issuing_;         // NCCL launches them and takes no other; empty: it is free
-  std::vector<NcclBlocks> blocks_;     // theirs
+  std::vector<OpPtr> issuing_;         // NCCL launches them and accepts no other; empty: it is free
+  std::vector<NcclBlocks> blocks_;     // those of issuing_
   std::shared_ptr<DeviceEvent> last_;  // the end of the last exchange
   bool aborted_ = false;
   Deadline next_look_{}, give_up_{};  // give_up_: on a device that does not end what was aborted
 
   absl::Mutex mu_;
-  SteadyCondVar ended_;  // an exchange
+  SteadyCondVar ended_;  // signalled when an op ends
   bool pumping_ ABSL_GUARDED_BY(mu_) = false;
-  bool again_ ABSL_GUARDED_BY(mu_) = false;        // there is more to do for whoever pumps
+  bool again_ ABSL_GUARDED_BY(mu_) = false;        // the pumping thread has more to do
   bool in_progress_ ABSL_GUARDED_BY(mu_) = false;  // NCCL is not done with issuing_
   bool stopped_ ABSL_GUARDED_BY(mu_) = false;
   bool settled_ ABSL_GUARDED_BY(mu_) = false;        // nothing is under way after the failure
-  std::deque<OpPtr> queue_ ABSL_GUARDED_BY(mu_);     // exchanges to be issued
-  std::vector<OpPtr> flushes_ ABSL_GUARDED_BY(mu_);  // that have not ended
+  std::deque<OpPtr> queue_ ABSL_GUARDED_BY(mu_);     // exchanges to issue
+  std::vector<OpPtr> flushes_ ABSL_GUARDED_BY(mu_);  // not ended
   std::thread thread_;
-  Failure::Listener listener_;  // ends first
+  Failure::Listener listener_;  // destroyed first
 };
 
 }  // namespace thinwire

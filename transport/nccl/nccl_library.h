@@ -1,6 +1,6 @@
 // NcclLibrary: the functions of libnccl that the plane calls, found at run time, and the part of
-// its binary interface that they need, declared anew: building needs neither its headers nor
-// CUDA's. It is that of version 2.18, which later ones of major version 2 keep.
+// its ABI that they need, declared here so that building needs no headers of NCCL or CUDA. The ABI
+// is that of version 2.18, which later 2.x versions keep.
 #ifndef THINWIRE_TRANSPORT_NCCL_NCCL_LIBRARY_H_
 #define THINWIRE_TRANSPORT_NCCL_NCCL_LIBRARY_H_
 
@@ -14,7 +14,7 @@
 
 namespace thinwire {
 
-struct NcclCommunicator;  // the library's own
+struct NcclCommunicator;  // opaque
 using NcclHandle = NcclCommunicator*;
 using NcclStream = void*;  // a cudaStream_t
 
@@ -25,18 +25,18 @@ enum NcclResult : int {
   kNcclInternalError = 3,
   kNcclInvalidArgument = 4,
   kNcclInvalidUsage = 5,
-  kNcclRemoteError = 6,  // a peer's failure, or the network's
-  kNcclInProgress = 7,   // of communicators that do not block: ask again
+  kNcclRemoteError = 6,  // a failure of a peer or of the network
+  kNcclInProgress = 7,   // from communicators that do not block: ask again
 };
 
 enum NcclDataType : int {
-  kNcclBytes = 1,  // unsigned, of 8 bits
+  kNcclBytes = 1,  // unsigned, 8 bits
   kNcclF16 = 6,
   kNcclF32 = 7,
   kNcclBf16 = 9,
 };
 
-enum NcclReduceOp : int { kNcclSum = 0, kNcclAvg = 4 };  // others are a caller's own, too
+enum NcclReduceOp : int { kNcclSum = 0, kNcclAvg = 4 };  // callers may create others
 
 // Passed by value.
 struct NcclUniqueId {
@@ -44,15 +44,15 @@ struct NcclUniqueId {
 };
 static_assert(sizeof(NcclUniqueId) == 128);
 
-// How a communicator is made. The library knows by `version` and `size` which fields are there, and
-// takes its own defaults for those that are not, and for kNcclDefault.
+// How to make a communicator. The library knows by `version` and `size` which fields exist, and
+// uses its own defaults for missing fields and for kNcclDefault.
 inline constexpr int kNcclDefault = INT_MIN;
 inline constexpr int kNcclOldest = 21800;  // 2.18.0
 struct NcclConfig {
   size_t size = sizeof(NcclConfig);
   unsigned magic = 0xcafebeef;
   unsigned version = kNcclOldest;
-  int blocking = 0;  // no: calls return kNcclInProgress where they would wait
+  int blocking = 0;  // non-blocking: calls return kNcclInProgress instead of waiting
   int cga_cluster_size = kNcclDefault;
   int min_ctas = kNcclDefault;
   int max_ctas = kNcclDefault;
@@ -61,10 +61,10 @@ struct NcclConfig {
 };
 static_assert(offsetof(NcclConfig, net_name) == 32 && sizeof(NcclConfig) == 48);
 
-// A table of functions under their names in nccl.h, less the prefix.
+// A table of functions under their names in nccl.h, without the prefix.
 struct NcclLibrary {
   std::string version;  // such as "2.30.7"
-  std::string path;     // of the file that the functions are in
+  std::string path;     // of the file that has the functions
 
   const char* (*get_error_string)(NcclResult);
   const char* (*get_last_error)(NcclHandle);
@@ -81,24 +81,24 @@ struct NcclLibrary {
   NcclResult (*all_gather)(const void* send, void* recv, size_t count, NcclDataType, NcclHandle,
                            NcclStream);
 
-  // Since 2.19: memory that communicators know. See registers() first: an older library lacks them.
+  // Since 2.19: registered memory. An older library lacks these functions: check registers() first.
   NcclResult (*mem_alloc)(void** memory, size_t bytes);
   NcclResult (*mem_free)(void* memory);
-  // The registration may come back null: the library was set to make none.
+  // The registration may be null if the library is configured not to make any.
   NcclResult (*comm_register)(NcclHandle, void* memory, size_t bytes, void** registration);
   NcclResult (*comm_deregister)(NcclHandle, void* registration);
   bool registers() const { return mem_alloc != nullptr; }
 };
 
-// The file of the copy that somebody in this process has loaded; empty: nobody has.
+// The file of the copy that is loaded in this process; empty if none is.
 std::string LoadedNccl();
 
-// The library, which stays loaded. It is the first of: the file at `path`, if one is named; the
-// copy that is in the process already, such as torch's; the wheel's beside this library's package;
-// the dynamic linker's. Never does it load a second copy: naming another file than the one that is
-// loaded already is refused.
+// Loads the library, which stays loaded. Uses the first of: the file at `path`, if one is named;
+// the copy that is already in the process, such as torch's; the wheel's beside this library's
+// package; the dynamic linker's. It never loads a second copy: a `path` other than the file that is
+// already loaded is refused.
 //
-// Unimplemented, with the mend, if there is none, it is older than 2.18, or lacks a function.
+// Unimplemented, with the fix, if there is none, or it is older than 2.18 or lacks a function.
 absl::StatusOr<std::shared_ptr<const NcclLibrary>> LoadNccl(const std::string& path);
 
 }  // namespace thinwire

@@ -1,5 +1,5 @@
-// SlabPool: pieces of a device's memory, or of pinned host memory, that go from user to user, so
-// that a step need not ask the driver for any: that takes long, and waits for the whole device.
+// SlabPool: pieces of device memory, or of pinned host memory, that are reused, so that a step
+// allocates none from the driver: that is slow, and waits for the whole device.
 #ifndef THINWIRE_TRANSPORT_STAGED_SLAB_POOL_H_
 #define THINWIRE_TRANSPORT_STAGED_SLAB_POOL_H_
 
@@ -22,28 +22,28 @@ namespace thinwire {
 struct Slab {
   DeviceMemory memory;
   size_t bytes = 0;
-  // The work of the last user, which the next one's comes after. Null: none.
+  // The end of the last user's work, after which the next one's must run. Null: none.
   std::shared_ptr<DeviceEvent> used;
 };
 
-// Slabs have sizes of powers of two and stay until the pool ends, so that what buckets of growing
-// sizes have reserved is at most twice what the largest needs. Thread-safe. The device outlives the
-// pool, and the pool outlives all work on its slabs.
+// Slabs have sizes of powers of two and stay until the pool is destroyed, so buckets of growing
+// sizes reserve at most twice what the largest needs. Thread-safe. The device must outlive the
+// pool, and the pool must outlive all work on its slabs.
 class SlabPool {
  public:
   enum class Memory { kDevice, kPinned };
   SlabPool(Device& device, Memory memory);
-  // A pool of memory that `allocate` makes, which is thread-safe.
+  // A pool of memory from `allocate`, which must be thread-safe.
   using Allocator = std::function<absl::StatusOr<DeviceMemory>(size_t bytes)>;
   explicit SlabPool(Allocator allocate) : allocate_(std::move(allocate)) {}
 
-  // Allocates a slab for a user who will take as many bytes, one at a time. As long as nobody takes
-  // what it has not reserved, Take allocates nothing. Asking again costs nothing.
-  // ResourceExhausted.
+  // Allocates a slab for a user who will take slabs of this size, one at a time. As long as nobody
+  // takes what was not reserved, Take allocates nothing. Repeating a reservation costs nothing.
+  // ResourceExhausted if memory is short.
   absl::Status Reserve(uint64_t user, size_t bytes);
 
-  // The smallest free slab of so many bytes; one more is allocated if there is none.
-  // ResourceExhausted.
+  // Returns the smallest free slab of at least this size; allocates one if there is none.
+  // ResourceExhausted if memory is short.
   absl::StatusOr<Slab> Take(size_t bytes);
   void Give(Slab slab);
 

@@ -1,6 +1,6 @@
-// Staged: exchanges of device memory over a data plane of host memory. What is sent is copied to
-// pinned memory first, and what is received is copied from it afterwards. Only these bytes, which
-// are compressed ones, cross the bus.
+// Staged: exchanges of device memory over a data plane of host memory. Blocks to send are first
+// copied to pinned memory, and received blocks are copied from it. Only these bytes, which are
+// compressed, cross the bus.
 #ifndef THINWIRE_TRANSPORT_STAGED_STAGED_H_
 #define THINWIRE_TRANSPORT_STAGED_STAGED_H_
 
@@ -15,11 +15,12 @@
 
 namespace thinwire {
 
-// Its memory is kStream: blocks are of `device`, and an exchange is part of the work of a stream.
-// Start sleeps until the stream has made what is sent, the plane has failed, or `patience` is over.
-// Copies run on two streams of their own, one a direction, so that those of exchanges in flight
-// overlap; the exchange's stream waits for what is received. Matching, failure, peers and the count
-// of bytes are the host plane's. The references must outlive this; slabs may serve several planes.
+// Its memory is kStream: blocks lie on `device`, and an exchange is part of the work of a stream.
+// Start sleeps until the stream has written the blocks to send, the plane has failed, or `patience`
+// has passed. Copies run on two streams of their own, one per direction, so that those of exchanges
+// in flight overlap; the exchange's stream waits for the received blocks. Matching, failure,
+// members and bytes_sent are the host plane's. The references must outlive this; several planes may
+// share `slabs`.
 class Staged final : public DataPlane {
  public:
   static absl::StatusOr<std::unique_ptr<Staged>> Make(DataPlane& host, Device& device,
@@ -27,7 +28,7 @@ class Staged final : public DataPlane {
                                                       std::chrono::milliseconds patience);
   ~Staged() override;
 
-  // The bytes of pinned memory that an exchange of rank `rank` takes while it is in flight.
+  // The bytes of pinned memory that an exchange of rank `rank` uses while it is in flight.
   static size_t SlabBytes(int rank, std::span<const Bytes> send,
                           std::span<const MutableBytes> recv);
 
@@ -48,8 +49,8 @@ class Staged final : public DataPlane {
          std::chrono::milliseconds patience);
 
   DataPlane& host_;
-  DeviceStream& stream_;  // of the caller's work
-  SlabPool& slabs_;       // of pinned memory
+  DeviceStream& stream_;  // the caller's work runs here
+  SlabPool& slabs_;       // pinned memory
   const std::unique_ptr<DeviceStream> to_host_, to_device_;
   const std::chrono::milliseconds patience_;
 };

@@ -11,8 +11,8 @@
 
 namespace thinwire {
 
-// A table of functions under their names in ucp.h, less the prefix. Loading changes nothing else in
-// the process: UCX's handlers of signals are taken back.
+// A table of functions under their names in ucp.h, without the prefix. Loading changes nothing else
+// in the process: the signal handlers that UCX installs are removed again.
 struct UcxLibrary {
   std::string version;
 
@@ -39,7 +39,7 @@ struct UcxLibrary {
   decltype(&ucs_status_string) status_string;
 };
 
-// Unimplemented, with the mend, if libucp is not here or is older than 1.13.
+// Unimplemented, with the fix, if libucp is missing or is older than 1.13.
 absl::StatusOr<std::shared_ptr<const UcxLibrary>> LoadUcx(const std::string& path);
 
 }  // namespace thinwire

@@ -20,8 +20,8 @@
 namespace thinwire {
 
 // Messages are eager, never by rendezvous. So UCX touches a caller's block only inside the calls of
-// this class, peers read and write none of this process's blocks, and who stops calling Progress
-// has its blocks back.
+// this class, and peers read and write none of this process's blocks: once nobody calls Progress,
+// UCX uses no block.
 //
 // Thread-safe after the last Connect, with UCX's own lock, under which callbacks run.
 class UcxWorker {
@@ -35,13 +35,14 @@ class UcxWorker {
 
   const UcxLibrary& ucx() const { return *ucx_; }
 
-  // The bytes by which peers connect.
+  // The address with which peers connect.
   absl::StatusOr<std::string> Address() const;
 
-  // Before the first message. `address` is the peer's.
+  // Call before the first message. `address` is the peer's.
   absl::Status Connect(int peer, const std::string& address);
 
-  // Each calls `done(arg)` later, and returns a request to be freed; or returns null at once.
+  // Each calls `done(arg)` later and returns a request, which must be released; or returns null at
+  // once.
   ucs_status_ptr_t Send(int peer, uint64_t tag, Bytes block, ucp_send_nbx_callback_t done,
                         void* arg);
   ucs_status_ptr_t Receive(uint64_t tag, MutableBytes block, ucp_tag_recv_nbx_callback_t done,
@@ -50,15 +51,15 @@ class UcxWorker {
   bool HasEnded(void* request) const {
     return ucx_->request_check_status(request) != UCS_INPROGRESS;
   }
-  // UCX calls nobody back about the request any more. Cancelling a receive makes UCX forget its
-  // block; UCX can't cancel what is being sent, and needs no more than the memory that it copied.
+  // Afterwards UCX makes no callback for the request. Cancelling a receive makes UCX forget its
+  // block; UCX can't cancel a send, but has copied what it needs.
   void Release(void* request, bool cancel);
 
-  // Works on what has come and what could not leave; true if there was any.
+  // Handles what has arrived and what could not leave; true if there was anything.
   bool Progress() { return ucx_->worker_progress(worker_) > 0; }
 
-  // Blocks until something comes, Wake is called, or the time has passed. False at once where there
-  // is work that no event will tell of: blocks wait for room at a peer.
+  // Blocks until something arrives, Wake is called, or the time has passed. Returns false at once
+  // if there is work that causes no event: blocks wait for room at a peer.
   bool Sleep(Deadline until);
   void Wake() { ucx_->worker_signal(worker_); }
 
@@ -69,36 +70,37 @@ class UcxWorker {
   absl::Status OpenWorker();
 
   const std::shared_ptr<const UcxLibrary> ucx_;
-  std::vector<ucp_ep_h> endpoints_;  // by rank; the own one is null
+  std::vector<ucp_ep_h> endpoints_;  // by rank; null for this rank
   ucp_context_h context_ = nullptr;
   ucp_worker_h worker_ = nullptr;
-  int events_ = -1;  // the worker's descriptor
+  int events_ = -1;  // the worker's event descriptor
 };
 
-// UcxDriver: who calls UCX's Progress, and when waits end.
-// No thread of its own: those who wait drive. One of them at a time leads, which is calling
-// Progress for all of them: first without a pause, because most messages come within microseconds,
-// then asleep on UCX's descriptor. A leader whose own wait has ended leaves the lead to another.
+// UcxDriver: decides which thread calls UCX's Progress, and when waits end.
+// It has no thread of its own: the waiting threads drive. One of them at a time leads, that is,
+// calls Progress for all of them: first without a pause, because most messages arrive within
+// microseconds, then asleep on UCX's descriptor. A leader whose own wait has ended passes the lead
+// on.
 //
-// A failure ends all waits, and nobody drives afterwards, so UCX touches no block any more.
+// A failure ends all waits, and no thread drives afterwards, so UCX touches no block any more.
 class UcxDriver {
  public:
-  // True once something has ended; set by callbacks of UCX, under Progress.
+  // True once a transfer has ended; set by callbacks of UCX, inside Progress.
   using Flag = std::atomic<bool>;
 
   explicit UcxDriver(UcxWorker& worker);
 
-  // Returns OK when `done` is set, else the first failure; then nobody is inside Progress. Past the
-  // deadline it returns DeadlineExceeded, without failing.
+  // Returns OK when `done` is set, else the first failure; then no thread is inside Progress. After
+  // the deadline it returns DeadlineExceeded, without failing.
   absl::Status Await(const Flag& done, Deadline deadline);
 
   // For callbacks of UCX: sets `done` and ends the wait for it.
   void Complete(Flag& done);
 
-  // A leader that sleeps looks at once for blocks that wait for room at a peer.
+  // Makes a leader that sleeps check at once for blocks that wait for room at a peer.
   void Nudge();
 
-  // Ends all waits.
+  // Its failure ends all waits.
   const std::shared_ptr<Failure>& failure() const { return failure_; }
 
  private:
@@ -115,7 +117,7 @@ class UcxDriver {
   std::atomic<bool> asleep_{false};  // the leader
   absl::Mutex mu_;
   bool led_ ABSL_GUARDED_BY(mu_) = false;
-  Failure::Listener listener_;  // ends first
+  Failure::Listener listener_;  // destroyed first
 };
 
 }  // namespace thinwire

@@ -1,7 +1,7 @@
 // Gloo's headers of pairs, contexts and buffers include a header of this name, which Gloo does not
-// install. They need no more of it than how large its pointers are: handles that know whether their
-// object still lives, a std::weak_ptr each, and a std::shared_ptr while it is in use. The functions
-// that use them are compiled into Gloo. A test compares the sizes that follow with the library's.
+// install. They only need the sizes of its pointers: each handle that knows whether its object is
+// still alive is a std::weak_ptr, and a std::shared_ptr while it is in use. The functions that use
+// them are compiled into Gloo. A test compares the resulting sizes with the library's.
 #ifndef THINWIRE_TRANSPORT_GLOO_MISSING_GLOO_COMMON_MEMORY_H_
 #define THINWIRE_TRANSPORT_GLOO_MISSING_GLOO_COMMON_MEMORY_H_
 
@@ -9,8 +9,8 @@
 
 namespace gloo {
 
-// Whose object others hold by WeakNonOwningPtr. It is the last member of a class that the library
-// alone creates, so its size is of no matter.
+// Its object is held by others through WeakNonOwningPtr. It is the last member of a class that only
+// the library creates, so its size does not matter.
 template <typename T>
 class ShareableNonOwningPtr final {};
 
