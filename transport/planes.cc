@@ -8,11 +8,11 @@
 namespace thinwire {
 namespace {
 
-// Bytes are copied and counted piece by piece: a piece is still in the first-level cache after its
-// copy, and well below the library's limit of an int.
+// Bytes are copied and checksummed piece by piece: a piece is still in the first-level cache after
+// its copy, and well below the library's limit of an int.
 constexpr size_t kPiece = 16 << 10;
 
-// The library leaves the two inversions of the standard to its caller. It reads only, although its
+// The library leaves the two inversions of the standard to its caller. It only reads, although its
 // pointer is to mutable bytes.
 uint32_t Extend(uint32_t crc, const uint8_t* bytes, size_t count) {
   return ~crc32_iscsi(const_cast<uint8_t*>(bytes), static_cast<int>(count), ~crc);
@@ -22,7 +22,7 @@ uint32_t Extend(uint32_t crc, const uint8_t* bytes, size_t count) {
 
 std::shared_ptr<Failure> Failure::Make() { return std::shared_ptr<Failure>(new Failure()); }
 
-// Whoever sees the failure may be the last owner of this object, and drop it at once.
+// A thread that sees the failure may be the last owner of this object, and drop it at once.
 void Failure::Fail(absl::Status reason) {
   const std::shared_ptr<Failure> alive = shared_from_this();
   {
@@ -34,7 +34,7 @@ void Failure::Fail(absl::Status reason) {
   TellAll();
 }
 
-// Listeners may end meanwhile, each by itself, and in another one's call.
+// Listeners may be removed meanwhile, by themselves or in another listener's call.
 void Failure::TellAll() {
   const std::thread::id self = std::this_thread::get_id();
   uint64_t last = 0;

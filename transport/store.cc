@@ -57,7 +57,7 @@ class FileStore final : public Store {
     std::ofstream file(draft, std::ios::binary);
     file << value;
     file.close();
-    if (file.fail()) {  // a full disk, or no descriptor left: half a value must not be read
+    if (file.fail()) {  // a full disk, or no descriptor left: nobody may read half a value
       error = {errno != 0 ? errno : EIO, std::generic_category()};
       unlink(draft.c_str());
     } else {
@@ -69,7 +69,7 @@ class FileStore final : public Store {
                                                "; is the folder there and writable?"));
   }
 
-  // Polls: a shared folder may be on a network file system, which sends no notice.
+  // Polls: a shared folder may be on a network file system, which sends no notifications.
   absl::StatusOr<std::string> Get(std::string_view key, Deadline deadline) override {
     const std::filesystem::path path = PathOf(key);
     for (;;) {
@@ -87,7 +87,7 @@ class FileStore final : public Store {
   }
 
  private:
-  // Keys hold slashes; file names must not.
+  // Keys contain slashes; file names must not.
   std::filesystem::path PathOf(std::string_view key) const {
     std::string name(key);
     for (char& c : name) c = c == '/' ? '_' : c;
@@ -97,7 +97,7 @@ class FileStore final : public Store {
   const std::string folder_;
 };
 
-constexpr char kFailed[] = "failed: ";  // no handshake, token or hello begins so
+constexpr char kFailed[] = "failed: ";  // no handshake, token or hello begins like this
 
 }  // namespace
 

@@ -26,7 +26,7 @@ uint32_t ReadSum(const uint8_t* from) {
   return sum;
 }
 
-// A block that came in another exchange's place has a wrong sum as well.
+// The tag is in the CRC, so a block of another exchange has a wrong CRC too.
 uint32_t SumOfTag(uint64_t tag) {
   uint8_t bytes[sizeof(tag)];
   Write(tag, bytes);
@@ -35,8 +35,8 @@ uint32_t SumOfTag(uint64_t tag) {
 
 }  // namespace
 
-// Memory of finished exchanges, kept for the next ones. Thread-safe. In steady state, which repeats
-// the sizes of exchanges, it allocates nothing.
+// Memory of finished exchanges, kept for later ones. Thread-safe. Allocates nothing once the sizes
+// of exchanges repeat.
 class Checked::SpareBlocks {
  public:
   struct Block {
@@ -45,7 +45,7 @@ class Checked::SpareBlocks {
     MutableBytes first(size_t count) const { return {memory.get(), count}; }
   };
 
-  // At least that many bytes, of any content: the smallest spare block that has them.
+  // Returns the smallest spare block of at least this many bytes. Its content is undefined.
   Block Take(size_t bytes) {
     {
       const absl::MutexLock lock(&mu_);
@@ -70,15 +70,15 @@ class Checked::SpareBlocks {
   }
 
  private:
-  // A small exchange must not hold a large one's block.
+  // A small exchange must not occupy a large block.
   static constexpr size_t kAnySize = 4096;
 
   absl::Mutex mu_;
   std::vector<Block> free_ ABSL_GUARDED_BY(mu_);
 };
 
-// The messages of one exchange. They live until the inner plane no longer touches them, also where
-// the exchange was dropped before.
+// The messages of one exchange. They live until the inner plane no longer touches them, even if the
+// exchange was dropped earlier.
 class Checked::Messages {
  public:
   Messages(uint64_t tag, const Membership& members, std::shared_ptr<SpareBlocks> spare,
@@ -98,7 +98,7 @@ class Checked::Messages {
 
   const std::vector<MutableBytes>& in() const { return in_; }
 
-  // The messages of those blocks; `sent` grows by the blocks' bytes.
+  // Returns the messages of the blocks; `sent` grows by the blocks' bytes.
   std::vector<Bytes> Pack(std::span<const Bytes> send, std::atomic<uint64_t>* sent) {
     std::vector<Bytes> out(send.size());
     for (size_t to = 0; to < send.size(); ++to) {
@@ -109,7 +109,7 @@ class Checked::Messages {
     return out;
   }
 
-  // Hands over the blocks that came, if all of them are right.
+  // Delivers the received blocks, if all of them are correct.
   absl::Status Unpack() const {
     for (size_t from = 0; from < in_.size(); ++from) {
       if (in_[from].empty()) continue;
@@ -131,7 +131,7 @@ class Checked::Messages {
     return blocks_.back().first(bytes);
   }
 
-  // An all-gather sends one block to everybody, and has one message.
+  // An all-gather sends the same block to every rank, so it has one message.
   Bytes MessageOf(std::span<const Bytes> send, size_t to, const std::vector<Bytes>& out) {
     for (size_t other = 0; other < to; ++other) {
       if (send[other].data() == send[to].data() && send[other].size() == send[to].size() &&

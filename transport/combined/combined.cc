@@ -6,7 +6,7 @@
 namespace thinwire {
 namespace {
 
-// The blocks of other nodes' ranks; those of this node are empty, so they do not go.
+// The blocks with the ranks of this node emptied, so that they are not sent.
 template <typename Block>
 std::vector<Block> Others(std::span<const Block> blocks, size_t first, size_t count) {
   std::vector<Block> others(blocks.begin(), blocks.end());
@@ -32,8 +32,8 @@ class Split::InFlight final : public Exchange {
     inside_->Send(send.subspan(split_.first_, split_.count_));
   }
 
-  // Blocks between nodes move by themselves; those inside may move only while somebody waits, so
-  // they come first. A half that fails ends the other one, whose blocks must be free as well.
+  // Blocks between nodes move by themselves; those inside may move only while a thread waits, so
+  // they come first. If one half fails, the other one ends too: its blocks must also be free.
   absl::Status Wait(Deadline deadline) override {
     const absl::Status inside = inside_->Wait(deadline);
     const absl::Status between = between_->Wait(deadline);

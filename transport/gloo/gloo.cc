@@ -28,19 +28,19 @@ namespace {
 
 using gloo::transport::tcp::Device;
 
-// Gloo closes every connection when one of its waits times out. Nobody waits there: what has ended
-// is seen by its loop.
+// Gloo closes every connection when one of its waits times out. We never wait there: its loop sees
+// which transfers have ended.
 constexpr std::chrono::milliseconds kNoTimeout = std::chrono::hours(24 * 365);
 
-// How long frames get to leave after a failure. A peer that has stopped takes none, and waiting for
-// it must not add much to the timeout that it has cost already.
+// How long frames get to leave after a failure. A stopped peer receives none, and waiting for it
+// must not add much to the timeout that has passed already.
 std::chrono::milliseconds PatienceFor(Clock::duration timeout) {
   using std::chrono::milliseconds;
   return std::min(milliseconds(200), std::chrono::duration_cast<milliseconds>(timeout / 30));
 }
 
-// While it lives, a write to a closed socket on this thread is an error code, not a
-// signal that ends the process. Threads started meanwhile inherit that for good.
+// While it lives, a write to a closed socket on this thread is an error code, not a signal that
+// ends the process. Threads that start meanwhile keep the signal blocked for good.
 class SigpipeBlock {
  public:
   SigpipeBlock() {
@@ -52,7 +52,7 @@ class SigpipeBlock {
     pthread_sigmask(SIG_BLOCK, &sigpipe_, &before_);
   }
 
-  // Takes back a signal that came meanwhile, unless the caller's own was waiting already.
+  // Removes a signal that came meanwhile, unless one was already pending before.
   ~SigpipeBlock() {
     const timespec now{};
     if (!was_pending_ && sigismember(&before_, SIGPIPE) == 0) {
@@ -78,18 +78,19 @@ std::shared_ptr<Device> MakeDevice(const Address& address) {
 
 // Exchanges.
 
-// Gloo matches messages by slot alone and aborts the process when a matched message is
-// larger than its receive. So the size is part of the slot: what disagrees never meets.
+// Gloo matches messages by slot alone and aborts the process when a matched message is larger than
+// its receive. So the size is part of the slot: blocks whose sizes disagree never match.
 uint64_t SlotOf(uint64_t tag, size_t bytes) {
   uint64_t slot = (tag ^ (bytes * 0x9e3779b97f4a7c15ULL)) * 0xff51afd7ed558ccdULL;
   slot ^= slot >> 32;
-  return slot | 1;  // even slots are those of frames
+  return slot | 1;  // frames use even slots
 }
 
-// Gloo's loop starts the blocks, in two batches, and sees them end. A failure ends all blocks.
+// Gloo's loop starts the blocks, in two batches, and observes their ends. A failure ends all
+// blocks.
 class GlooExchange final : public Exchange, private BlockOwner {
  public:
-  // The links outlive this, and `bytes_sent`, which counts.
+  // The links and `bytes_sent`, a counter, must outlive this.
   GlooExchange(GlooLinks& links, uint64_t tag, std::atomic<uint64_t>& bytes_sent)
       : links_(links), tag_(tag), bytes_sent_(bytes_sent) {}
   ~GlooExchange() override;
@@ -119,12 +120,12 @@ class GlooExchange final : public Exchange, private BlockOwner {
   std::atomic<uint64_t>& bytes_sent_;
   bool sent_ = false, waited_ = false;
 
-  // The loop's thread's from the post of their start on.
+  // Used on the loop's thread only once their start is posted.
   std::vector<Block> receives_, sends_;
   size_t under_way_ = 0;
   bool all_started_ = false;
 
-  absl::Status status_;  // the loop's thread's until the exchange has ended
+  absl::Status status_;  // used on the loop's thread until the exchange has ended
   absl::Mutex mu_;
   SteadyCondVar end_;
   bool ended_ ABSL_GUARDED_BY(mu_) = false;
@@ -156,7 +157,7 @@ void GlooExchange::Receive(std::span<const MutableBytes> recv) {
 void GlooExchange::Send(std::span<const Bytes> send) {
   sent_ = true;
   const auto [rank, size] = links_.members();
-  for (int i = 1; i < size; ++i) {  // every rank begins with another peer
+  for (int i = 1; i < size; ++i) {  // each rank begins with a different peer
     const int to = (rank + i) % size;
     if (send[to].empty()) continue;
     Add(sends_, to, {const_cast<uint8_t*>(send[to].data()), send[to].size()});
@@ -165,19 +166,19 @@ void GlooExchange::Send(std::span<const Bytes> send) {
   links_.loop().Post([this] { Start(true); });
 }
 
-// The exchange may be gone when this returns.
+// The exchange may be destroyed when this returns.
 void GlooExchange::Start(bool outgoing) {
   all_started_ = outgoing;
   const std::vector<Block>& blocks = outgoing ? sends_ : receives_;
-  under_way_ += blocks.size() + 1;  // nobody ends it in the midst of this
+  under_way_ += blocks.size() + 1;  // so that it does not end in this loop
   for (const Block& block : blocks) {
     try {
       StartBlock(block, outgoing);
     } catch (const std::exception&) {
-      // The connection is closed, which its peer is told and ends the block by.
+      // The connection is closed; OnClosed of its peer ends the block.
     }
   }
-  // Messages that found their receive and room in the socket have left by now.
+  // Messages that found their receive and room in the socket have already left.
   for (const Block& block : blocks) {
     if (outgoing && block.buffer != nullptr) links_.peer(block.peer)->CollectMessages();
   }
@@ -196,7 +197,7 @@ void GlooExchange::StartBlock(const Block& block, bool outgoing) {
   peer.ReceiveMessage(slot, *block.buffer, this);
 }
 
-// The end of the last block is the last that the loop has to do with this exchange.
+// After the end of the last block the loop does not use this exchange any more.
 void GlooExchange::OnBlockEnded(const absl::Status& status) {
   if (!status.ok()) status_ = status;
   if (--under_way_ > 0 || !all_started_) return;
@@ -246,7 +247,7 @@ class GlooData final : public DataPlane {
 
 }  // namespace
 
-// Gloo gets no connection but those of ranks of the group.
+// Gloo gets only connections of ranks of the group.
 absl::StatusOr<std::unique_ptr<GlooLinks>> ConnectGlooLinks(const GlooOptions& options,
                                                             std::chrono::milliseconds last_words,
                                                             absl::Status& incomplete) {

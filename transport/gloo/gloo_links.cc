@@ -15,12 +15,12 @@
 namespace thinwire {
 namespace {
 
-// A header that came damaged would be a block that never meets its match, so it has a sum; the
-// block may have one of its own (transport/checked).
+// Damage to a header would turn it into a block that never matches, so the header has a checksum;
+// the block may have one of its own (transport/checked).
 struct Header {
   uint64_t slot = 0;
   uint32_t bytes = 0;
-  uint32_t sum = 0;  // of all before
+  uint32_t sum = 0;  // of all bytes before it
 
   static Header Of(uint64_t slot, size_t bytes) {
     Header header{slot, static_cast<uint32_t>(bytes)};
@@ -84,7 +84,7 @@ MutableBytes GlooFrames::next() { return Frame(out_, sent_); }
 void GlooFrames::Send(size_t bytes, std::vector<BlockOwner*> owners) {
   owners_.push_back(std::move(owners));
   const size_t offset = sent_++ % count_ * bytes_;
-  sender_->send(peer_, slot_, offset, bytes);  // Gloo takes less than its receive has room for
+  sender_->send(peer_, slot_, offset, bytes);  // Gloo accepts less than the receive has room for
 }
 
 bool GlooFrames::Collect(const std::function<void(Bytes)>& take) {
@@ -115,26 +115,26 @@ namespace {
 
 constexpr size_t kControlFrames = 16;
 
-// As many as sites exchange with in one hop (MOST_IN_ONE_HOP in thinwire/torch/sites/meeting.py),
-// whose small pieces count on these frames.
+// The most sites that exchange in one hop (MOST_IN_ONE_HOP in thinwire/torch/sites/meeting.py);
+// their small pieces rely on these frames.
 constexpr int kFewRanks = 8;
 struct FrameSize {
-  size_t bytes, count_of_few, count_of_many;  // frames a peer, in worlds of few ranks and of more
+  size_t bytes, count_of_few, count_of_many;  // frames per peer, in worlds of few ranks and of more
 };
-// These hold a word, a block of 4 KiB, and the largest block. A far link is idle when all of these
-// have left and the first notice of a receiver is not back, so there are more of the largest in a
-// world of few ranks, where memory allows it: 0.6 MiB a peer, and 0.2 MiB in larger worlds.
+// These hold a word, a block of 4 KiB, and the largest block. A long link is idle when all of these
+// have left and the receiver's first notice is not back, so there are more of the largest in a
+// world of few ranks, where memory allows it: 0.6 MiB per peer, and 0.2 MiB in larger worlds.
 // Decision 28 has the figures.
 constexpr FrameSize kParcelFrames[] = {
     {512, 8, 8}, {4096 + 512, 8, 8}, {GlooPeer::kLargestParcel + 64, 16, 4}};
 
-// How many bytes a frame has, at least 1, without the zeros at its end.
+// The bytes of a frame, at least 1, without the zeros at its end.
 size_t WithoutZeros(Bytes frame) {
   const auto end = std::find_if(frame.rbegin(), frame.rend(), [](uint8_t b) { return b != 0; });
   return std::max<size_t>(frame.rend() - end, 1);
 }
 
-constexpr std::chrono::microseconds kAcknowledged(200);  // between two looks
+constexpr std::chrono::microseconds kAcknowledged(200);  // between two checks
 
 }  // namespace
 
@@ -197,9 +197,10 @@ void GlooLinks::OnFailure() {
   });
 }
 
-// A peer that fails says why and then closes all its connections, and one of another plane may be
-// seen to close before the loop has read what the peer said here. What was there when the planes
-// failed is among the events of the next turn at the latest, and has been read in the one after it.
+// A peer that fails sends its reason and then closes all its connections, and a connection of
+// another plane may be seen to close before the loop has read that reason here. What had arrived
+// when the planes failed is among the events of the next turn at the latest, and has been read in
+// the turn after it.
 void GlooLinks::EndFrames(int turns) {
   if (turns > 0) return loop_->Post([this, turns] { EndFrames(turns - 1); });
   const absl::MutexLock lock(&mu_);
@@ -235,9 +236,9 @@ void GlooPeer::Run() {
     for (const auto& frames : sizes_) frames->Refill();
     PackParcels();
   } catch (const std::exception&) {
-    // The connection is closed, which OnClosed tells.
+    // The connection is closed; OnClosed reports it.
   }
-  CollectParcels();  // what has left by now
+  CollectParcels();  // those that have left by now
 }
 
 void GlooPeer::OnProgress() {
@@ -252,7 +253,7 @@ void GlooPeer::OnProgress() {
   if (wanted) Post();
 }
 
-// A connection may be closed from any thread, while the loop is busy with the peer.
+// Any thread may close a connection, while the loop handles the peer.
 void GlooPeer::OnClosed(const std::string& why) {
   {
     const absl::MutexLock lock(&mu_);
@@ -262,7 +263,7 @@ void GlooPeer::OnClosed(const std::string& why) {
   links_.loop().Post([this, why] { HearThatItClosed(why); });
 }
 
-// A peer's last word and its end may come at once: the frames first.
+// A peer's last frames and its end may arrive together: take the frames first.
 void GlooPeer::HearThatItClosed(const std::string& why) {
   CollectMessages();
   CollectParcels();
@@ -304,7 +305,7 @@ void GlooPeer::SendFrames() {
     while (control_.has_room() && TakeFrame(control_.next())) {
       control_.Send(WithoutZeros(control_.next()), {});
     }
-    // A frame that finds its receive and room in the socket has left by now, and makes room.
+    // A frame that finds its receive and room in the socket has already left, and makes room.
   } while (CollectFrames());
 }
 
@@ -381,7 +382,7 @@ void GlooPeer::ReceiveParcel(uint64_t slot, MutableBytes to, BlockOwner* owner) 
   if (const auto early = early_.extract(slot); !early.empty()) Deliver(slot, early.mapped());
 }
 
-// Those that other tasks of this turn of the loop send go with it.
+// Posted, so that parcels which other tasks of this turn of the loop send share the frame.
 void GlooPeer::SendParcel(uint64_t slot, Bytes from, BlockOwner* owner) {
   MakeParcelFrames();
   queue_.push_back({slot, from, owner});
@@ -411,7 +412,7 @@ void GlooPeer::PackParcels() {
   }
 }
 
-// The smallest that is large enough and free; null: none is.
+// The smallest free frame that is large enough; null if there is none.
 GlooFrames* GlooPeer::FrameFor(size_t bytes) {
   for (const auto& frames : sizes_) {
     if (bytes <= frames->bytes() && frames->has_room()) return frames.get();
@@ -442,8 +443,8 @@ void GlooPeer::Unpack(Bytes frame) {
   }
 }
 
-// A block's size is part of its slot; one that is still wrong waits for its deadline like any other
-// that never meets its match.
+// A block's size is part of its slot; a block that still has the wrong size waits for its deadline
+// like any other block without a match.
 void GlooPeer::Deliver(uint64_t slot, Bytes block) {
   const auto found = expected_.find(slot);
   if (found == expected_.end() || found->second.to.size() != block.size()) {

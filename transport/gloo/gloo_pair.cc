@@ -36,8 +36,8 @@ int MakeWakeup() {
   return fd;
 }
 
-// A socket that a forked child does not keep. Else a peer of a process that is killed would hear of
-// it only when the children have ended too.
+// A socket that a forked child does not keep. Otherwise peers would notice the death of this
+// process only when its children have ended too.
 class ClosedInChildren {
  public:
   explicit ClosedInChildren(int socket) : socket_(socket), inode_(InodeOf(socket)) {
@@ -68,14 +68,14 @@ class ClosedInChildren {
   static void Lock() ABSL_NO_THREAD_SAFETY_ANALYSIS { All().mu.Lock(); }
   static void Unlock() ABSL_NO_THREAD_SAFETY_ANALYSIS { All().mu.Unlock(); }
 
-  // In the child, where nothing but what a signal handler may do is safe. Gloo closes a socket
-  // before its pair is gone, and its number may be another file's by now.
+  // Runs in the child, where only async-signal-safe calls are allowed. Gloo closes a socket before
+  // its pair is destroyed, and its number may belong to another file by now.
   static void CloseAll() ABSL_NO_THREAD_SAFETY_ANALYSIS {
     for (const ClosedInChildren* each : All().sockets) {
       const bool is_here = each->inode_ != 0 && InodeOf(each->socket_) == each->inode_;
       if (is_here) ::close(each->socket_);
     }
-    new (&All().mu) absl::Mutex;  // the threads that wait for it are not here
+    new (&All().mu) absl::Mutex;  // its waiting threads do not exist here
   }
 
   static ino_t InodeOf(int socket) {
@@ -84,13 +84,13 @@ class ClosedInChildren {
   }
 
   const int socket_;
-  const ino_t inode_;  // a socket's own, in all of the kernel
+  const ino_t inode_;  // unique to a socket in the whole kernel
 };
 
 class GlooPair final : public tcp::Pair {
  public:
-  // On the loop's thread. The base class has begun to listen when this runs, but nobody else than
-  // that thread could take a connection from there: so none is taken before the socket is closed.
+  // On the loop's thread. The base class has begun to listen when this runs, but only that thread
+  // could accept a connection there, so none is accepted before the socket is closed.
   GlooPair(tcp::Context* context, tcp::Device* device, int peer, std::chrono::milliseconds timeout,
            Descriptor connection, const std::string& congestion)
       : tcp::Pair(context, device, peer, timeout),
@@ -104,7 +104,7 @@ class GlooPair final : public tcp::Pair {
       handleConnected();
       connection.Release();
     } catch (...) {
-      fd_ = -1;  // else the base class closes it too, and ends the process if the loop has it not
+      fd_ = -1;  // else the base class closes it too, and aborts if the loop lacks it
       throw;
     }
   }
@@ -114,15 +114,15 @@ class GlooPair final : public tcp::Pair {
     if (!open_) TellClosed();
   }
 
-  // A connection that closes meanwhile may leave its descriptor to another one, and the answer is
-  // that one's: nobody is the worse for it.
+  // If the connection closes meanwhile, its descriptor may already belong to another one, and the
+  // answer is about that one, which does no harm.
   bool IsOnItsWay() const {
     int unacknowledged = 0;
     return open_ && ioctl(socket_, SIOCOUTQ, &unacknowledged) == 0 && unacknowledged > 0;
   }
 
-  // The loop may have fetched an event before another one's handler closed this connection, which
-  // the base class takes for a bug.
+  // The loop may have fetched an event before another event's handler closed this connection, which
+  // the base class would take for a bug.
   void handleEvents(int events) override {
     if (open_) tcp::Pair::handleEvents(events);
   }
@@ -145,7 +145,7 @@ class GlooPair final : public tcp::Pair {
     if (observer != nullptr) observer->OnClosed(Why());
   }
 
-  // Gloo keeps the reason before it closes. It has none where this side closed.
+  // Gloo stores the reason before it closes. There is none if this side closed.
   std::string Why() {
     try {
       throwIfException();
@@ -185,7 +185,7 @@ class Context final : public gloo::Context {
   }
 };
 
-// Never an object: it only names what a derived class may see of any buffer.
+// Never instantiated: it only names members that a derived class may access in any buffer.
 struct Counts : tcp::UnboundBuffer {
   static constexpr int tcp::UnboundBuffer::*kReceived = &Counts::recvCompletions_;
   static constexpr int tcp::UnboundBuffer::*kSent = &Counts::sendCompletions_;
@@ -202,7 +202,7 @@ GlooLoop::GlooLoop(std::shared_ptr<gloo::transport::tcp::Device> device)
   device_->registerDescriptor(wakeup_, EPOLLIN, this);
 }
 
-// Once this returns from the device, the loop is not in handleEvents any more.
+// When this returns from the device, the loop has left handleEvents.
 GlooLoop::~GlooLoop() {
   Sync();
   device_->unregisterDescriptor(wakeup_, this);
@@ -217,7 +217,7 @@ void GlooLoop::Post(std::function<void()> task) {
     waiting_.push_back(std::move(task));
     ++posted_count_;
   }
-  // The descriptor stays ready until the loop has read it, so one write wakes it for all tasks.
+  // The descriptor stays readable until the loop has read it, so one write wakes it for all tasks.
   const uint64_t one = 1;
   if (asleep) [[maybe_unused]]
     const ssize_t written = write(wakeup_, &one, sizeof(one));
@@ -276,13 +276,13 @@ void Observe(gloo::Context& context, int peer, GlooPeer* observer) {
   PairWith(context, peer).Observe(observer);
 }
 
-// On the loop's thread: on any other one closing holds the connection's lock and waits for the
+// On the loop's thread: on any other thread, closing holds the connection's lock and waits for the
 // loop, which may be waiting for that lock to start a send or receive.
 void CloseConnections(gloo::Context& context, GlooLoop& loop) {
   loop.Post([&context] { context.closeConnections(); });
   loop.Sync();
   // In its next turn the loop has dropped the events that it had fetched before, and runs what
-  // observers posted.
+  // observers have posted.
   loop.Post([] {});
   loop.Sync();
 }

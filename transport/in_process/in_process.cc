@@ -22,21 +22,21 @@
 namespace thinwire {
 namespace {
 
-// The ranks of one process share it: blocks and frames that nobody has taken yet, and the failure
-// of each rank. Thread-safe.
+// Shared by the ranks of one process: blocks and frames that were not taken yet, and the failure of
+// each rank. Thread-safe.
 class InProcessWorld {
  public:
   explicit InProcessWorld(int size);
 
   void PutBlock(uint64_t tag, int from, int to, std::vector<uint8_t> block);
-  // Waits for a block of that tag and size. Passing the deadline fails the rank `to`.
+  // Waits for a block of that tag and size. Passing the deadline fails rank `to`.
   absl::StatusOr<std::vector<uint8_t>> TakeBlock(uint64_t tag, size_t bytes, int from, int to,
                                                  Deadline deadline);
 
   absl::Status PutFrame(int from, int to, const ControlFrame& frame);
   absl::StatusOr<ControlMessage> TakeFrame(int to);
 
-  // Fails the rank, and all its peers by its loss.
+  // Fails the rank, and all its peers because they lose it.
   void Leave(int rank);
   const std::shared_ptr<Failure>& failure(int rank) const { return failures_[rank]; }
 
@@ -49,7 +49,7 @@ class InProcessWorld {
   SteadyCondVar changed_;  // a block or a frame came, or a rank failed
   std::map<Address, std::deque<std::vector<uint8_t>>> blocks_ ABSL_GUARDED_BY(mu_);
   std::vector<std::deque<ControlMessage>> frames_ ABSL_GUARDED_BY(mu_);  // by rank
-  std::vector<Failure::Listener> listeners_;                             // end first
+  std::vector<Failure::Listener> listeners_;                             // destroyed first
 };
 
 InProcessWorld::InProcessWorld(int size) : frames_(size) {
@@ -160,7 +160,7 @@ class InProcessData final : public DataPlane {
     return {Matching::kByTag, Completion::kBlocking, Memory::kHost};
   }
 
-  // Sending copies, so a sent block needs no further care.
+  // Sending copies, so a sent block may change afterwards.
   std::unique_ptr<Exchange> Start(uint64_t tag, std::span<const Bytes> send,
                                   std::span<const MutableBytes> recv) override {
     for (int to = 0; to < size(); ++to) {

@@ -24,7 +24,7 @@ std::string RankBytes(int rank) {
   return bytes;
 }
 
-// A number beyond int's becomes negative, which is no rank.
+// A number beyond int's range becomes negative, which is no valid rank.
 int RankAt(std::string_view message, size_t place) {
   uint32_t rank = 0;
   for (size_t i = 0; i < kRankBytes; ++i) {

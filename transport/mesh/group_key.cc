@@ -27,7 +27,7 @@ absl::Status Bad(const std::string& path, const std::string& what) {
   return absl::InvalidArgumentError(absl::StrCat("the key file '", path, "' ", what));
 }
 
-// `file` is the open file's, so that nobody can exchange it in between.
+// `file` is from the open file, so that it can't be replaced in between.
 absl::Status CheckAccess(const std::string& path, const struct stat& file) {
   if (!S_ISREG(file.st_mode)) return Bad(path, "is no regular file");
   if (file.st_uid != geteuid() && file.st_uid != 0) {
@@ -44,8 +44,8 @@ absl::Status CheckAccess(const std::string& path, const struct stat& file) {
 
 }  // namespace
 
-// OpenSSL is linked in statically, so this initialises our own copy: it reads no openssl.cnf, which
-// could name modules that do not fit, and leaves no handler for the end of the process.
+// OpenSSL is linked statically, so this initialises our own copy: it reads no openssl.cnf, which
+// could name modules that do not fit, and registers no atexit handler.
 std::string HmacSha256(std::string_view key, std::string_view text) {
   OPENSSL_init_crypto(OPENSSL_INIT_NO_LOAD_CONFIG | OPENSSL_INIT_NO_ATEXIT, nullptr);
   std::string mac(kMacBytes, '\0');
@@ -60,7 +60,7 @@ bool SameBytes(std::string_view a, std::string_view b) {
   return a.size() == b.size() && CRYPTO_memcmp(a.data(), b.data(), a.size()) == 0;
 }
 
-// getrandom fails only by a signal before the kernel's generator is ready.
+// getrandom fails only if a signal arrives before the kernel's generator is ready.
 std::string RandomBytes(size_t count) {
   std::string bytes(count, '\0');
   for (size_t have = 0; have < count;) {

@@ -26,7 +26,7 @@ absl::Status Broken(int error) {
 constexpr milliseconds kFirstPause{2}, kLongestPause{100};
 
 constexpr size_t kMostGuests = 128;
-constexpr int kAcceptedInATurn = 64;  // so that those that are half open get their turn
+constexpr int kAcceptedInATurn = 64;  // so that half-open connections get their turn
 constexpr std::chrono::seconds kPatience{5};
 
 }  // namespace
@@ -39,13 +39,13 @@ absl::Status HalfOpen::Advance() {
     if (received_.size() < challenge_.awaited()) return absl::OkStatus();
     absl::Status taken = challenge_.Take(std::exchange(received_, {}), &to_send_);
     if (!taken.ok()) {
-      Send().IgnoreError();  // the answer to a rank that is set up in another way
+      Send().IgnoreError();  // the answer to a rank whose settings differ
       return taken;
     }
   }
 }
 
-// While the socket is connecting, send says that it would block; then, why connecting failed.
+// While the socket is connecting, send would block; afterwards it returns why connecting failed.
 absl::Status HalfOpen::Send() {
   while (!to_send_.empty()) {
     const ssize_t sent = send(socket_.fd(), to_send_.data(), to_send_.size(), MSG_NOSIGNAL);

@@ -27,10 +27,10 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// Most ranks have called before the first line would be of use. A line that its other end has
-// closed, as it does with who stays silent, is renewed. So is one that has grown old: of a rank
-// that died the word may be lost, since a reset is sent once and a listener's queue dies silently,
-// and where nothing is said nothing is asked for again.
+// A line is described at Watch. By the time of the first one most ranks have called. A line that
+// its other end has closed, as it does with silent connections, is opened again. So is an old one:
+// if its rank died, the news may be lost, since a reset is sent only once, a listener's queue dies
+// without a reset, and a connection on which nothing is sent retransmits nothing.
 constexpr milliseconds kFirstLine{20}, kFirstPause{2}, kLongestPause{200}, kOldAge{1000};
 
 int ErrorOf(int socket) {
@@ -39,23 +39,23 @@ int ErrorOf(int socket) {
   return getsockopt(socket, SOL_SOCKET, SO_ERROR, &error, &size) == 0 ? error : errno;
 }
 
-// Watch tells which ranks have died while the group connects.
+// Watch finds out which ranks have died while the group connects.
 //
-// A dead process is seen by what its system closes for it: a checked connection ends, and where it
-// listened, connections are refused. Of a lower rank the callers see that. A higher one calls this
-// rank, and who comes is unknown until it has proved its rank; so until then a line leads to where
-// that rank listens, on which nothing is said, and which breaks when it dies.
+// The system closes the sockets of a dead process: its authenticated connection ends, and its
+// listener refuses connections. Callers notices both for lower ranks. A higher rank calls this one,
+// and an incoming connection has no rank until it has proved one; so until then this rank keeps a
+// line, a silent connection to that rank's listener, which breaks when the rank dies.
 class Watch {
  public:
   // `addresses` by rank; they must outlive it.
   Watch(int rank, const std::vector<Address>& addresses);
 
-  // Adds the descriptors to wait for; `connected` by rank. next_try: when to look again at the
-  // latest.
+  // Adds the descriptors to wait for; `connected` by rank. next_try: the latest time of the next
+  // Advance.
   void AddAwaited(const std::vector<Descriptor>& connected, std::vector<pollfd>& polled);
   Deadline next_try() const;
 
-  // Takes its part of what was polled, which is as AddAwaited left it, off the front.
+  // Removes its part, in the order of AddAwaited, from the front of `polled`.
   void Advance(std::span<const pollfd>& polled, const std::vector<Descriptor>& connected);
 
   bool is_gone(int peer) const { return peers_[peer].gone; }
@@ -75,7 +75,7 @@ class Watch {
   const int rank_;
   const std::vector<Address>& addresses_;
   std::vector<Peer> peers_;
-  std::vector<int> polled_;  // the peers of what AddAwaited added, in its order
+  std::vector<int> polled_;  // peers of the descriptors that AddAwaited added, in order
 };
 
 Watch::Watch(int rank, const std::vector<Address>& addresses)
@@ -148,10 +148,10 @@ void Watch::OnBroken(Peer& peer, int error) {
 }
 
 // A rank that gives up closes its connections, and must not be taken for the one that died: so it
-// waits until all others have seen that one.
+// waits until all others have noticed that one.
 constexpr milliseconds kLinger(50);
 
-// For poll. Rounded up, so that what is due in less than one is not asked for again and again.
+// For poll. Rounded up, so that a deadline in less than 1 ms does not cause a busy loop.
 int MillisecondsUntil(Deadline deadline) {
   const auto left = std::chrono::ceil<milliseconds>(deadline - Clock::now()).count();
   return static_cast<int>(std::clamp<int64_t>(left, 0, 60000));
@@ -190,8 +190,8 @@ absl::Status LateError(const MeshOptions& options, const std::vector<Descriptor>
                    absl::StrJoin(notes, "")));
 }
 
-// True if all that this rank still waits for are dead. While one of them is merely silent, those
-// that are gone may have given up for its sake, and the deadline will name it.
+// True if all ranks that this one still waits for are dead. While one of them is merely silent, the
+// dead ones may have given up because of it, and DeadlineExceeded will name it.
 bool WaitsForTheDeadOnly(const MeshOptions& options, const std::vector<Descriptor>& connected,
                          const Watch& watch) {
   bool somebody = false;
@@ -315,8 +315,8 @@ absl::StatusOr<Address> ReadHello(const MeshOptions& options, const GroupKey& ke
 
 }  // namespace
 
-// The socket listens before its address is told, so that a refused connection means a dead rank.
-// Strangers that come before all addresses are known wait in its queue; where they fill it, a
+// The socket listens before its address is published, so a refused connection means a dead rank.
+// Strangers that connect before all addresses are known wait in its queue; if they fill it, a
 // rank's connection is a second late.
 absl::Status ConnectMesh(const MeshOptions& options, std::vector<Descriptor>& connections) {
   connections = std::vector<Descriptor>(options.size);

@@ -44,7 +44,7 @@ in_port_t& PortOf(Address& address) {
              : reinterpret_cast<sockaddr_in*>(&address.storage)->sin_port;
 }
 
-// The first IPv4 address of the interface, else its first IPv6 address.
+// Returns the first IPv4 address of the interface, else its first IPv6 address.
 absl::StatusOr<Address> AddressOfInterface(const std::string& name) {
   ifaddrs* list = nullptr;
   if (getifaddrs(&list) != 0) return absl::UnavailableError("cannot list the network interfaces");
@@ -68,7 +68,7 @@ absl::StatusOr<Address> AddressOfInterface(const std::string& name) {
                          absl::StrJoin(names, ", ")));
 }
 
-// A connected datagram socket has the address from which its packets leave, and nothing is sent.
+// A connected datagram socket has the address from which its packets leave; nothing is sent.
 absl::StatusOr<Address> AddressTowards(const std::string& host) {
   const auto found = Look(host, 0);
   if (found == nullptr) return Address::Of(kLoopback, 0);
@@ -86,7 +86,7 @@ absl::StatusOr<Address> AddressTowards(const std::string& host) {
   return local;
 }
 
-// Failures of accept(2) that are about the connection, which is gone then, and not about us.
+// True for failures of accept(2) that concern only the connection, which is then gone.
 bool IsOfTheConnection(int error) {
   switch (error) {
     case EAGAIN:

@@ -14,7 +14,7 @@
 
 namespace thinwire {
 
-// All state of all members. A member is known by a number of its own, since a rank may come again.
+// All state of all members. Each member has an id of its own, since a rank may come again.
 class MessageHub {
  public:
   explicit MessageHub(const MessageLimits& limits) : limits_(limits) {}
@@ -105,7 +105,7 @@ class MessageHub {
     return LeftBehind(member.rank, behind);
   }
 
-  // The plane is gone.
+  // The member's plane is destroyed.
   void Drop(uint64_t id) {
     const absl::MutexLock lock(&mu_);
     Member& member = members_[id];
@@ -117,7 +117,7 @@ class MessageHub {
   struct Link {
     uint64_t peer_id;
     CreditQueue queue;   // to the peer
-    uint64_t taken = 0;  // of what the peer sent
+    uint64_t taken = 0;  // bytes that the peer sent
   };
   struct Member {
     int rank = 0;
@@ -129,7 +129,7 @@ class MessageHub {
     SteadyCondVar changed;
   };
 
-  // Half of a connection.
+  // Connects one end.
   void Connect(uint64_t id, uint64_t peer_id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     Member& member = members_[id];
     const int peer = members_[peer_id].rank;
@@ -138,7 +138,7 @@ class MessageHub {
     member.changed.SignalAll();
   }
 
-  // As far as the credit goes.
+  // Moves messages as far as the credit allows.
   void Move(Member& from, Link& link) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     Member& peer = members_[link.peer_id];
     while (std::optional<CreditQueue::Outgoing> message = link.queue.Pop(Clock::now())) {
@@ -158,7 +158,7 @@ class MessageHub {
     return true;
   }
 
-  // Its peers lose it.
+  // Its peers lose the member.
   void Leave(Member& member, const absl::Status& reason) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     if (std::exchange(member.left, true)) return;
     for (const auto& [rank, link] : member.links) {
@@ -191,7 +191,7 @@ class MessageHub {
   mutable absl::Mutex mu_;
   uint64_t next_id_ ABSL_GUARDED_BY(mu_) = 1;
   std::map<uint64_t, Member> members_ ABSL_GUARDED_BY(mu_);
-  std::map<int, uint64_t> ranks_ ABSL_GUARDED_BY(mu_);  // of the members that have not left
+  std::map<int, uint64_t> ranks_ ABSL_GUARDED_BY(mu_);  // only members that have not left
 };
 
 namespace {

@@ -40,7 +40,7 @@ absl::StatusOr<MessageEvent> MessageBox::Receive(Deadline deadline) {
     if (closed_) return Closed();
     event = inbox_.Take();
     if (const auto* message = std::get_if<Message>(&*event)) {
-      Link& link = links_.at(message->peer);  // Lose has dropped those of others
+      Link& link = links_.at(message->peer);  // Lose has dropped those of lost peers
       link.taken += CostOf(message->head, message->body);
       --link.waiting;
       wake = link.TellsTaken(limits_.credit) && NeedsWaking();

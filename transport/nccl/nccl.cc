@@ -14,7 +14,7 @@
 namespace thinwire {
 namespace {
 
-// What the planes of one communicator share.
+// State that the planes of one communicator share.
 struct Shared {
   Shared(const Membership& members, std::shared_ptr<Device> device, std::unique_ptr<NcclComm> comm,
          std::unique_ptr<DeviceStream> stream)
@@ -23,16 +23,16 @@ struct Shared {
   const Membership members;
   const std::shared_ptr<Device> device;
   std::atomic<uint64_t> bytes_sent{0};
-  bool registers = false;  // all ranks register memory; known when they have greeted
+  bool registers = false;  // all ranks register memory; set by Greet
   NcclDriver driver;
 };
 
-// Memory that NCCL allocates and the communicator knows, so that blocks there go without copies to
-// buffers of NCCL's own. It shares the driver, so that the communicator ends after all memory that
-// it knows. NCCL's documentation forbids exchanges between memory that is registered and memory
-// that is not: all ranks take this, or none.
+// Memory that NCCL allocates and that is registered with the communicator, so that NCCL does not
+// copy blocks there to buffers of its own. It shares the driver, so that the communicator ends
+// after all memory that is registered with it. NCCL's documentation forbids exchanges between
+// registered and other memory: all ranks use this, or none.
 //
-// Unimplemented where the library is older than 2.19, or was set to register nothing
+// Unimplemented if the library is older than 2.19 or is configured not to register
 // (NCCL_LOCAL_REGISTER=0); ResourceExhausted; Internal if NCCL refuses it.
 absl::StatusOr<DeviceMemory> AllocateRegistered(std::shared_ptr<NcclDriver> driver, size_t bytes) {
   if (!driver->comm().nccl().registers()) {
@@ -54,7 +54,8 @@ absl::StatusOr<DeviceMemory> AllocateRegistered(std::shared_ptr<NcclDriver> driv
                       [driver = std::move(driver), registration = *registration](uint8_t* memory) {
                         const bool lives =
                             driver->Do([&](NcclComm& comm) { comm.Deregister(registration); });
-                        // Freeing waits for the device, and a kernel that does not end may write.
+                        // Freeing waits for the device, and a kernel that never ends may still
+                        // write.
                         if (lives || driver->comm().AwaitEnd()) driver->comm().Free(memory);
                       });
 }
@@ -125,8 +126,8 @@ class NcclData final : public StreamPlane {
   const std::shared_ptr<Failure>& failure() const override { return shared_->driver.failure(); }
   uint64_t bytes_sent() const override { return shared_->bytes_sent; }
 
-  // The first exchange: NCCL connects its peers with it, and waits for them. Ranks tell each other
-  // by it whether they can register memory.
+  // The first exchange: NCCL connects to its peers in it, and waits for them. It also tells the
+  // ranks whether all of them can register memory.
   absl::Status Greet(Deadline deadline);
 
  private:
@@ -142,7 +143,7 @@ class NcclData final : public StreamPlane {
 };
 
 constexpr size_t kGreeting = 16;         // bytes of one block
-constexpr size_t kWhetherRegisters = 1;  // which of them says so
+constexpr size_t kWhetherRegisters = 1;  // index of the byte that is 1 if the rank does
 
 absl::Status NcclData::Greet(Deadline deadline) {
   const size_t bytes = 2 * size() * kGreeting;
@@ -164,8 +165,8 @@ absl::Status NcclData::Greet(Deadline deadline) {
   return absl::OkStatus();
 }
 
-// Every rank sends its number and whether it registers, to each rank by itself or to all, and looks
-// at what has come. True if all ranks register.
+// Every rank sends its number and whether it registers memory, to each rank separately or as an
+// all-gather, and checks what it receives. True if all ranks register.
 absl::StatusOr<bool> NcclData::Greet(uint8_t* device, uint8_t* host, bool gather, bool registers,
                                      Deadline deadline) {
   const size_t half = size() * kGreeting;
@@ -192,7 +193,8 @@ absl::StatusOr<bool> NcclData::Greet(uint8_t* device, uint8_t* host, bool gather
   return registers;
 }
 
-// Rank 0's, for all. A rank without the library says why, so that the others do not wait for it.
+// Rank 0 makes the id for all. A rank without the library passes the reason, so that the others do
+// not wait for it.
 absl::StatusOr<std::string> MakeId(const NcclOptions& options,
                                    const absl::StatusOr<std::shared_ptr<const NcclLibrary>>& nccl) {
   if (!nccl.ok()) return nccl.status();

@@ -14,10 +14,10 @@
 namespace thinwire {
 namespace {
 
-constexpr std::chrono::microseconds kPause(200);  // between questions, where nothing is urgent
-// Questions before the first nap. A launch is over sooner than the shortest nap: decision 26.
+constexpr std::chrono::microseconds kPause(200);  // between polls that are not urgent
+// Polls before the first nap. A launch takes less time than the shortest nap: decision 26.
 constexpr int kQuestions = 500;
-// How long NCCL may take to end kernels that were aborted, and itself.
+// How long NCCL may take to end aborted kernels and itself.
 constexpr std::chrono::seconds kEndPatience(5);
 
 std::string TextOf(const NcclLibrary& nccl, NcclHandle handle, NcclResult result) {
@@ -27,12 +27,13 @@ std::string TextOf(const NcclLibrary& nccl, NcclHandle handle, NcclResult result
 
 }  // namespace
 
-// What a thread that ends a communicator shares with its owner, which may be gone before it.
+// State that the thread which ends a communicator shares with its owner, which may be destroyed
+// first.
 struct NcclComm::Ending {
   const Deadline patience = Clock::now() + kEndPatience;
   absl::Mutex mu;
   bool done ABSL_GUARDED_BY(mu) = false;   // NCCL has ended
-  bool freed ABSL_GUARDED_BY(mu) = false;  // and what was kept for it is freed
+  bool freed ABSL_GUARDED_BY(mu) = false;  // and the memory kept for it is freed
   SteadyCondVar changed;
 };
 
@@ -118,7 +119,8 @@ absl::StatusOr<NcclComm::Progress> NcclComm::Launch(std::span<const NcclBlocks> 
   return progress;
 }
 
-// Every rank begins with another peer. The group is ended in any case, since that is the thread's.
+// Each rank begins with a different peer. The group is always ended, since it is state of the
+// thread.
 NcclResult NcclComm::LaunchGroup(std::span<const NcclBlocks> exchanges, void* stream) {
   const auto [rank, size] = members_;
   NcclResult result = nccl_->group_start();
@@ -189,12 +191,12 @@ absl::StatusOr<void*> NcclComm::Register(void* memory, size_t bytes) {
       " bytes were registered; set NCCL_LOCAL_REGISTER=0 on all ranks, or transport to gloo"));
 }
 
-// What it returns changes nothing: the memory goes in any case.
+// The result is ignored: the memory is freed in any case.
 void NcclComm::Deregister(void* registration) {
   device_->RunOn([&] { nccl_->comm_deregister(handle_, registration); }).IgnoreError();
 }
 
-// The thread owns all that NCCL may use until it has ended. What NCCL returns changes nothing: the
+// The thread owns all that NCCL may use until it has ended. NCCL's result is ignored: the
 // communicator is gone.
 void NcclComm::End(NcclResult (*how)(NcclHandle)) {
   ending_ = std::make_shared<Ending>();

@@ -17,8 +17,8 @@ using std::chrono::milliseconds;
 
 constexpr microseconds kNap(50);
 constexpr size_t kMostGrouped = 16;  // exchanges
-constexpr milliseconds kLook(5);     // between looks for errors that nobody has waited for
-// How long a device may take to end kernels that were aborted, and NCCL to come to its end.
+constexpr milliseconds kLook(5);     // between checks for errors that no thread waits for
+// How long a device may take to end aborted kernels, and NCCL to finish.
 constexpr milliseconds kAbortPatience(5000), kFinishPatience(1000);
 
 }  // namespace
@@ -27,7 +27,7 @@ NcclDriver::NcclDriver(std::unique_ptr<NcclComm> comm, std::unique_ptr<DeviceStr
     : comm_(std::move(comm)),
       stream_(std::move(stream)),
       thread_([this] { Run(); }),
-      // Taking the lock makes those who wait look at their conditions.
+      // Taking the lock makes waiting threads check their conditions.
       listener_(failure_->Listen([this] { const absl::MutexLock lock(&mu_); })) {}
 
 NcclDriver::~NcclDriver() {
@@ -40,8 +40,8 @@ NcclDriver::~NcclDriver() {
   if (!aborted_) comm_->Finish(Clock::now() + kFinishPatience);
 }
 
-// A flush waits for the device after a failure as well: exchanges that were queued before it may
-// still be in their blocks.
+// A flush waits for the device even after a failure: exchanges that were queued before it may still
+// use their blocks.
 void NcclDriver::Begin(const OpPtr& op) {
   absl::Status failure;
   bool pumps = false;
@@ -108,14 +108,14 @@ void NcclDriver::Run() {
   }
 }
 
-// False once the driver is to end and nothing is under way.
+// False once the driver must end and nothing is under way.
 bool NcclDriver::AwaitWork() {
   const absl::MutexLock lock(&mu_);
   mu_.Await(absl::Condition(this, &NcclDriver::HasWork));
   return !stopped_ || !settled_;
 }
 
-// Does all that can be done now, unless another thread is at it, which then does that as well.
+// Does all that can be done now; if another thread is pumping, that thread does it instead.
 void NcclDriver::Pump() {
   bool pumps = false;
   {
@@ -125,7 +125,7 @@ void NcclDriver::Pump() {
   if (pumps) GoOnPumping();
 }
 
-// True if the calling thread is to go on with it; else another one does.
+// True if the calling thread must pump; else another thread does.
 bool NcclDriver::BeginPumping() {
   if (!std::exchange(pumping_, true)) return true;
   again_ = true;
@@ -149,7 +149,7 @@ bool NcclDriver::Step() {
   return (TakeNext() && Issue()) || flushed;
 }
 
-// Errors of what was queued earlier, and whether NCCL is done with the exchange that it works on.
+// Checks for errors of earlier work, and whether NCCL has launched the exchanges in issuing_.
 void NcclDriver::LookForErrors() {
   if (issuing_.empty() && Clock::now() < next_look_) return;
   next_look_ = Clock::now() + kLook;
@@ -159,7 +159,7 @@ void NcclDriver::LookForErrors() {
 }
 
 // Moves what can be issued as one group from queue_ to issuing_; false if there is nothing, or NCCL
-// takes nothing now.
+// accepts nothing now.
 bool NcclDriver::TakeNext() {
   const int rank = comm_->members().rank;
   const auto is_gather = [rank](const OpPtr& op) {
@@ -177,7 +177,7 @@ bool NcclDriver::TakeNext() {
   return !issuing_.empty();
 }
 
-// False if NCCL has to be asked later.
+// False if NCCL must be polled later.
 bool NcclDriver::Issue() {
   blocks_.clear();
   for (const OpPtr& op : issuing_) {
@@ -208,7 +208,7 @@ void NcclDriver::Issued() {
   issuing_.clear();
 }
 
-// Ends the flushes whose streams are through; with the failure, if there is one, or the device's.
+// Ends the flushes whose streams are done; with the failure, if there is one, or the device's.
 bool NcclDriver::EndFlushes(const absl::Status& failure) {
   std::vector<OpPtr> flushes;
   {
@@ -230,7 +230,7 @@ bool NcclDriver::EndFlushes(const absl::Status& failure) {
   return ended;
 }
 
-// A communicator with nothing under way is left for its orderly end.
+// A communicator with nothing under way is not aborted but ended in an orderly way later.
 bool NcclDriver::EndAfterFailure(const absl::Status& failure) {
   if (!aborted_ && !IsQuiet()) {
     aborted_ = true;

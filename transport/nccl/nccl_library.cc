@@ -36,7 +36,7 @@ bool IsSameFile(const std::string& one, const std::string& other) {
   return std::filesystem::equivalent(one, other, unknown);
 }
 
-// What to load, in the order of nccl_library.h.
+// The library to load, in the order of nccl_library.h.
 absl::StatusOr<std::string> Choose(const std::string& named) {
   const std::string loaded = LoadedNccl();
   if (!named.empty()) {
@@ -50,7 +50,7 @@ absl::StatusOr<std::string> Choose(const std::string& named) {
   return wheel.empty() ? kFileName : wheel;
 }
 
-// 23007 is 2.30.7; up to 2.8 the first number had three digits after it.
+// 23007 is 2.30.7; up to 2.8 three digits follow the first number.
 std::string VersionText(int code) {
   return code < 10000 ? absl::StrCat(code / 1000, ".", code % 1000 / 100, ".", code % 100)
                       : absl::StrCat(code / 10000, ".", code % 10000 / 100, ".", code % 100);
@@ -83,7 +83,7 @@ void FindRegistration(void* handle, NcclLibrary* nccl) {
 
 }  // namespace
 
-// Whatever folder it is in.
+// Finds it in whatever folder it is.
 std::string LoadedNccl() {
   std::string loaded;
   const auto look = [](dl_phdr_info* info, size_t, void* found) {

@@ -11,8 +11,8 @@ constexpr size_t kLine = 64;  // bytes
 
 size_t RoomOf(size_t bytes) { return (bytes + kLine - 1) / kLine * kLine; }
 
-// Copies on a stream. Blocks that follow one another in both memories, as those of an array do, go
-// as one, since each copy costs some microseconds beside its bytes.
+// Copies on a stream. Blocks that are adjacent in both memories, such as those of an array, become
+// one copy, since each copy costs some microseconds in addition to its bytes.
 class Copies {
  public:
   explicit Copies(DeviceStream& stream) : stream_(stream) {}
@@ -45,7 +45,7 @@ bool IsForeign(int rank, Bytes block, size_t r) {
   return r != static_cast<size_t>(rank) && !block.empty();
 }
 
-// An all-gather sends one block to everybody, and copies it once.
+// An all-gather sends the same block to every rank, and copies it once.
 bool IsCopied(int rank, std::span<const Bytes> send, size_t r) {
   if (!IsForeign(rank, send[r], r)) return false;
   size_t before = r;
@@ -58,8 +58,8 @@ bool IsCopied(int rank, std::span<const Bytes> send, size_t r) {
 
 }  // namespace
 
-// An exchange in flight. One that was never waited for fails the host's plane, as the contract
-// says, before its slab goes.
+// An exchange in flight. One that was never waited for fails the host plane, as the contract says,
+// before its slab is returned.
 class Staged::InFlight final : public Exchange {
  public:
   InFlight(Staged& staged, std::span<const MutableBytes> recv)
@@ -80,7 +80,7 @@ class Staged::InFlight final : public Exchange {
     slab_.used = to_host.Record();
     DataPlane& host = staged_.host_;
     absl::Status status = to_host.SynchronizeWhile(deadline, [&host] { return host.status(); });
-    if (!status.ok()) {  // copies may go on, and whoever synchronises the stream is to outwait them
+    if (!status.ok()) {  // copies may go on: synchronising the stream must wait for them
       staged_.stream_.WaitFor(slab_.used);
       return status;
     }
@@ -93,16 +93,16 @@ class Staged::InFlight final : public Exchange {
     if (!failed_.ok()) return failed_;
     if (absl::Status status = inner_->Wait(deadline); !status.ok()) return status;
     DeviceStream& to_device = *staged_.to_device_;
-    to_device.WaitFor(ready_);  // earlier work may use what is received into
+    to_device.WaitFor(ready_);  // earlier work may use the receive blocks
     CopyToDevice(to_device);
-    slab_.used = to_device.Record();  // what was sent is gone: the host has waited for it
+    slab_.used = to_device.Record();  // the host has waited for the copies of sent blocks
     staged_.stream_.WaitFor(slab_.used);
     const absl::Status status = to_device.status();
     return status.ok() ? staged_.stream_.status() : status;
   }
 
  private:
-  // One slab for all peers, with what is sent before what is received.
+  // Takes one slab for all peers: first the blocks to send, then those to receive.
   absl::Status TakeSlab(std::span<const Bytes> send) {
     const size_t bytes = SlabBytes(rank_, send, recv_);
     if (bytes == 0) return absl::OkStatus();
@@ -138,11 +138,11 @@ class Staged::InFlight final : public Exchange {
 
   Staged& staged_;
   const int rank_;
-  const std::vector<MutableBytes> recv_;  // of the device
-  std::vector<Bytes> out_;                // pinned, as `in_`
+  const std::vector<MutableBytes> recv_;  // in device memory
+  std::vector<Bytes> out_;                // pinned, like `in_`
   std::vector<MutableBytes> in_;
   Slab slab_;
-  size_t placed_ = 0;                   // bytes of it
+  size_t placed_ = 0;                   // bytes of slab_
   std::shared_ptr<DeviceEvent> ready_;  // the work of the stream before Start
   std::unique_ptr<Exchange> inner_;
   absl::Status failed_;
@@ -179,7 +179,7 @@ Staged::Staged(DataPlane& host, DeviceStream& stream, SlabPool& slabs,
       to_device_(std::move(to_device)),
       patience_(patience) {}
 
-// Slabs may go afterwards, when no copy uses them any more.
+// Waits, at most `patience`, until no copy uses the slabs, which may be freed afterwards.
 Staged::~Staged() {
   const Deadline deadline = Clock::now() + patience_;
   for (DeviceStream* copies : {to_host_.get(), to_device_.get()}) {
@@ -191,7 +191,7 @@ std::unique_ptr<Exchange> Staged::Start(uint64_t tag, std::span<const Bytes> sen
                                         std::span<const MutableBytes> recv) {
   auto exchange = std::make_unique<InFlight>(*this, recv);
   if (absl::Status status = exchange->Begin(tag, send, Clock::now() + patience_); !status.ok()) {
-    // Peers wait for what will not come.
+    // Otherwise peers would wait for blocks that never come.
     host_.Abort(status);
     exchange->Fail(std::move(status));
   }

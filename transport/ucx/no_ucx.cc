@@ -1,4 +1,4 @@
-// In place of the files that need UCX's headers, where there are none.
+// Replaces the files that need UCX's headers in builds without them.
 #include "transport/ucx/ucx.h"
 
 namespace thinwire {

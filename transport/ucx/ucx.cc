@@ -63,7 +63,7 @@ class UcxExchange final : public Exchange {
   absl::Status Wait(Deadline deadline) override;
 
  private:
-  // A message on its way. Callbacks get its address, so it never moves.
+  // A message under way. Callbacks get its address, so it never moves.
   struct Message {
     UcxExchange* exchange;
     int peer;
@@ -75,7 +75,7 @@ class UcxExchange final : public Exchange {
   void Began(Message& message, ucs_status_ptr_t request);
   void End(const Message& message, ucs_status_t status);
   void EndOne();
-  // Takes back what has not ended. Nobody is inside Progress.
+  // Cancels what has not ended. No thread may be inside Progress.
   void Cancel();
   absl::Status Late() const;
 
@@ -88,7 +88,7 @@ class UcxExchange final : public Exchange {
 };
 
 // UCX matches messages by their tag alone, whoever sent them. So the sender is part of the tag, and
-// so is the size: what disagrees never meets.
+// so is the size: blocks that disagree never match.
 uint64_t UcxTagOf(uint64_t tag, int from, size_t bytes) {
   uint64_t mixed = (tag ^ (bytes * 0x9e3779b97f4a7c15ULL)) * 0xff51afd7ed558ccdULL;
   mixed ^= mixed >> 32;
@@ -129,7 +129,7 @@ void UcxExchange::Send(std::span<const Bytes> send) {
     auto& message = *static_cast<Message*>(arg);
     message.exchange->End(message, status);
   };
-  for (int i = 1; i < size; ++i) {  // all begin with another peer
+  for (int i = 1; i < size; ++i) {  // each rank begins with a different peer
     if (plane_.failure()->failed()) break;
     const int to = (rank + i) % size;
     if (send[to].empty()) continue;
@@ -179,8 +179,7 @@ void UcxExchange::EndOne() {
   if (open_.fetch_sub(1, std::memory_order_acq_rel) == 1) plane_.driver().Complete(done_);
 }
 
-// UCX calls nobody back about a request that is freed, and forgets the block of a receive that is
-// cancelled.
+// UCX makes no callback for a request that is freed, and forgets the block of a cancelled receive.
 void UcxExchange::Cancel() {
   for (Message& message : messages_) {
     if (message.request == nullptr) continue;
@@ -201,7 +200,7 @@ absl::Status UcxExchange::Late() const {
       absl::StrJoin(missing, ", "), "; look what that rank does, or raise the timeout"));
 }
 
-// A block that finds its receive is copied once, not twice.
+// A block whose receive is already posted is copied once, not twice.
 std::unique_ptr<Exchange> UcxData::Expect(uint64_t tag, std::span<const MutableBytes> recv) {
   auto exchange = std::make_unique<UcxExchange>(*this, tag);
   exchange->Receive(recv);
@@ -243,7 +242,7 @@ absl::StatusOr<std::string> UcxVersion(const std::string& library) {
 
 absl::StatusOr<std::unique_ptr<DataPlane>> ConnectUcx(const UcxOptions& options) {
   absl::StatusOr<std::unique_ptr<UcxWorker>> worker = MakeWorker(options);
-  // A rank that has no address says why, so that the others do not wait for it.
+  // A rank without an address passes the reason, so that the others do not wait for it.
   const absl::StatusOr<std::vector<std::string>> addresses =
       options.tell(worker.ok() ? (*worker)->Address() : worker.status());
   if (!worker.ok()) return worker.status();

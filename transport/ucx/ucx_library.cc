@@ -14,8 +14,8 @@ constexpr char kMend[] =
     "install libucx0 of Debian or the wheel libucx-cu13, name the file in THINWIRE_UCX_LIB, or set "
     "transport to gloo";
 
-// UCX installs handlers when it is loaded: of crashes, which are the training script's to handle,
-// and of SIGHUP, which nohup has set to be ignored.
+// UCX installs signal handlers when it is loaded: for crashes, which the training script must
+// handle, and for SIGHUP, which nohup has set to be ignored.
 class SignalHandlersKept {
  public:
   SignalHandlersKept() {

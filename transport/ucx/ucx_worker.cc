@@ -18,16 +18,16 @@ struct Setting {
   const char* value;
 };
 
-// Whoever waits for UCX's lock sleeps, since the thread that holds it may need the core.
+// Threads that wait for UCX's lock sleep, since the thread that holds it may need the core.
 constexpr Setting kSettings[] = {
     {"TLS", "posix,self"}, {"RNDV_THRESH", "inf"}, {"USE_MT_MUTEX", "y"}};
 
 using std::chrono::microseconds;
 
-// Going to sleep and being woken costs about as much, so at most half of that time is wasted.
+// Going to sleep and waking up cost about as much, so at most half of that time is wasted.
 constexpr microseconds kSpin(50);
 
-// Pauses while blocks wait for room at a peer, which UCX tells nobody about.
+// Pauses while blocks wait for room at a peer, for which UCX has no event.
 constexpr microseconds kShortestNap(50), kLongestNap(1000);
 
 }  // namespace
@@ -98,7 +98,7 @@ absl::StatusOr<std::string> UcxWorker::Address() const {
   return copy;
 }
 
-// The endpoint does not ask to be told of its peer's end: shared memory can't tell.
+// The endpoint does not request error handling: shared memory can't report a peer's end.
 absl::Status UcxWorker::Connect(int peer, const std::string& address) {
   ucp_ep_params_t params{};
   params.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS;
@@ -154,8 +154,8 @@ absl::Status UcxDriver::Await(const Flag& done, Deadline deadline) {
   return Leave(done);
 }
 
-// Abseil looks at the conditions of those who wait whenever the lock is given back, and wakes
-// nobody whose condition does not hold.
+// Abseil evaluates the conditions of waiting threads whenever the lock is released, and wakes only
+// those whose condition holds.
 UcxDriver::Turn UcxDriver::NextTurn(const Flag& done, Deadline deadline) {
   const absl::MutexLock lock(&mu_);
   const auto my_turn = [&] {
@@ -226,7 +226,7 @@ void UcxDriver::Nudge() {
   if (asleep_.load()) worker_.Wake();
 }
 
-// Taking the lock makes those who wait look at their conditions.
+// Taking the lock makes waiting threads check their conditions.
 void UcxDriver::OnFailure() {
   { const absl::MutexLock lock(&mu_); }
   worker_.Wake();

@@ -138,7 +138,7 @@ std::optional<MessagePiece> ReadPiece(Bytes frame, Bytes* part) {
   from = Get(Get(from, &piece.priority), &piece.head_bytes);
   Get(Get(from, &piece.body_bytes), &piece.offset);
   *part = frame.subspan(kPieceHeader);
-  // An empty part is that of an empty message. The sum of sizes does not overflow: the body is
+  // An empty part belongs to an empty message. The sum of sizes does not overflow: the body is
   // bounded first.
   if (piece.body_bytes > (uint64_t{1} << 62)) return std::nullopt;
   const uint64_t bytes = piece.head_bytes + piece.body_bytes;
@@ -223,7 +223,7 @@ absl::Status PieceJoiner::Begin(const MessagePiece& piece, const MessageLimits& 
   partial_.emplace();
   partial_->peer = peer_;
   partial_->priority = piece.priority;
-  // Nobody sends a long head; a stray size shall not take memory before its bytes are there.
+  // Heads are short; a wrong size must not allocate memory before its bytes have arrived.
   partial_->body.reserve(std::min<uint64_t>(piece.body_bytes, uint64_t{64} << 20));
   return absl::OkStatus();
 }

@@ -19,7 +19,7 @@ absl::Status Unusable(const std::string& path, const std::string& why) {
       absl::StrCat("ZeroMQ can't be used: ", path, ": ", why, "; ", kFix));
 }
 
-// The copy has a name with a hash, such as libzmq-5d50ef84.so.5.2.5.
+// Its name contains a hash, such as libzmq-5d50ef84.so.5.2.5.
 std::string WheelCopy() {
   const auto packages = WheelPackages();
   if (packages.empty()) return "";

@@ -22,16 +22,16 @@ using std::chrono::milliseconds;
 
 // Between attempts to connect.
 constexpr milliseconds kFirstPause{20}, kLongestPause{500};
-// From the attempt to the answer; a handshake has 3 s.
+// From the attempt to the answer; a handshake may take 3 s.
 constexpr milliseconds kAttempt{5000};
 constexpr int kConnectMs = 3000;
-// Libzmq would connect again after that long; the loop has closed the socket by then.
+// Libzmq would reconnect after this time; the loop closes the socket earlier.
 constexpr int kNeverMs = 3600 * 1000;
 constexpr milliseconds kGoodbye{250};
-// After somebody's connection ended: how long and how often members are asked whether it was
-// theirs. ZeroMQ's threads tell of the end some microseconds before sending fails.
+// After a connection has ended: how long and how often members are probed to find whose it was.
+// ZeroMQ's threads report the end some microseconds before sending fails.
 constexpr milliseconds kAsking{100}, kAskingInterval{2};
-// Frames of one kind that are read before the loop looks at others.
+// Frames of one kind that are read before the loop looks at the other kinds.
 constexpr int kFramesAtOnce = 256;
 constexpr int kBacklog = 1024;
 constexpr char kAdmissionEndpoint[] = "inproc://zeromq.zap.01";
@@ -78,7 +78,7 @@ absl::StatusOr<std::unique_ptr<ZmqLoop>> ZmqLoop::Open(const ZmqOptions& options
 absl::Status ZmqLoop::Listen(const ZmqOptions& options) {
   const absl::StatusOr<Address> local = LocalAddress(options.interface, options.rendezvous_host);
   if (!local.ok()) return local.status();
-  // Libzmq's threads ask for admission from the first connection on.
+  // Libzmq's threads request admission from the first connection on.
   absl::StatusOr<ZmqSocket> admission = ZmqSocket::Open(*context_, kZmqRep);
   if (!admission.ok()) return admission.status();
   if (absl::Status failed = admission->Bind(kAdmissionEndpoint); !failed.ok()) return failed;
@@ -108,7 +108,7 @@ absl::Status ZmqLoop::Listen(const ZmqOptions& options) {
   return absl::OkStatus();
 }
 
-// The process's signals are for its other threads.
+// All signals are blocked in the loop's thread: the process's other threads handle them.
 void ZmqLoop::Start() {
   sigset_t all, before;
   sigfillset(&all);
@@ -125,7 +125,7 @@ void ZmqLoop::Stop(bool goodbye) {
   }
   Wake();
   if (thread_.joinable()) thread_.join();
-  // Also without a thread: sockets close before their context ends.
+  // Needed even without a thread: sockets must close before their context is destroyed.
   for (auto& [peer, callee] : callees_) callee.dealer.StopMonitor();
   callees_.clear();
   router_.StopMonitor();
@@ -137,7 +137,7 @@ void ZmqLoop::Stop(bool goodbye) {
 
 void ZmqLoop::Wake() {
   const uint64_t one = 1;
-  // It fails only if it is awake anyway.
+  // The write fails only if the loop is awake anyway.
   static_cast<void>(!write(wake_.fd(), &one, sizeof(one)));
 }
 
@@ -167,12 +167,12 @@ void ZmqLoop::Run() {
         SendText(peer, connection, PlainFrame(FrameKind::kGoodbye));
       }
     }
-    // Peers answer a goodbye by one, or hang up.
+    // Peers answer a goodbye with a goodbye, or hang up.
     if (leaving_ && (connections_.empty() || Clock::now() >= leave_until)) break;
 
     WaitUntil(leaving_ ? std::min(leave_until, NextTimer(Clock::now())) : NextTimer(Clock::now()));
     const Deadline now = Clock::now();
-    // A process that was stopped itself has heard nobody, which is nobody's fault.
+    // If this process was stopped, it has received nothing, which is not its peers' fault.
     if (now - last_round > limits_.timeout / 2) {
       for (auto& [peer, connection] : connections_) connection.last_heard = now;
       was_stopped_until_ = now + limits_.timeout;
@@ -192,7 +192,7 @@ void ZmqLoop::Run() {
       TryCallees(now);
     }
   }
-  // Frames to members that have not answered get a moment to leave.
+  // Frames to members that have not answered get a short time to leave.
   const int linger = static_cast<int>(kGoodbye.count());
   if (router_.valid()) router_.Set(kZmqLinger, linger).IgnoreError();
 }
@@ -230,8 +230,8 @@ void ZmqLoop::WaitUntil(Deadline deadline) {
   static_cast<void>(!read(wake_.fd(), &count, sizeof(count)));
 }
 
-// ZeroMQ's authentication protocol (RFC 27): libzmq asks for every client that has finished CURVE's
-// handshake, in seven frames. The one key of the group's clients is admitted.
+// ZeroMQ's authentication protocol (RFC 27): libzmq asks, in seven frames, about every client that
+// has completed CURVE's handshake. Only the key that the group's clients share is admitted.
 void ZmqLoop::AdmitClients() {
   for (int i = 0; admission_.valid() && i < kFramesAtOnce; ++i) {
     std::vector<std::string> request;
@@ -263,7 +263,7 @@ void ZmqLoop::ReadRouter() {
     ZmqFrame frame(*zmq_);
     int frames = 0;
     while (router_.MoreFollows() && router_.Receive(frame)) ++frames;
-    if (frames != 1) continue;  // not of our making
+    if (frames != 1) continue;  // not sent by this protocol
     const auto known = by_routing_id_.find(routing_id);
     if (known == by_routing_id_.end()) {
       FromStranger(routing_id, frame.bytes());
@@ -281,13 +281,13 @@ void ZmqLoop::ReadDealers() {
 
 void ZmqLoop::ReadDealer(int peer) {
   Callee& callee = callees_[peer];
-  // It may hang up in between.
+  // The loop may hang up in between.
   for (int i = 0; callee.dealer.valid() && i < kFramesAtOnce; ++i) {
     ZmqFrame frame(*zmq_);
     if (!callee.dealer.Receive(frame)) break;
     if (callee.dealer.MoreFollows()) {
       while (callee.dealer.MoreFollows() && callee.dealer.Receive(frame)) continue;
-      continue;  // not of our making
+      continue;  // not sent by this protocol
     }
     if (connections_.contains(peer)) {
       FromMember(peer, frame.bytes());
@@ -325,7 +325,7 @@ void ZmqLoop::ReadMonitors() {
       }
     }
     if (why.empty()) continue;
-    ReadDealer(peer);  // what came before the end, such as a goodbye
+    ReadDealer(peer);  // frames from before the end, such as a goodbye
     if (!callee.dealer.valid()) continue;
     if (connections_.contains(peer)) {
       Lose(peer, absl::UnavailableError(absl::StrCat(NameOf(peer), " is gone: ", why)));
@@ -335,7 +335,7 @@ void ZmqLoop::ReadMonitors() {
   }
 }
 
-// It has passed CURVE, so it is a member, but has not been greeted, or was lost.
+// The sender has passed CURVE, so it is a member, but was not greeted yet, or was lost.
 void ZmqLoop::FromStranger(const std::string& routing_id, Bytes frame) {
   switch (KindOf(frame).value_or(FrameKind::kReset)) {
     case FrameKind::kHello: OnHello(routing_id, frame); break;
@@ -365,7 +365,7 @@ void ZmqLoop::OnHello(const std::string& routing_id, Bytes frame) {
     return;
   }
   if (connections_.contains(greeting->from)) {
-    // If the old one lives, it is another process of the same rank, and shall not call again.
+    // If the old one is alive, it is another process with the same rank, and must not call again.
     SendText(greeting->from, connections_.at(greeting->from),
              RefusedFrame(absl::StrCat("another member has come as rank ", greeting->from)));
     Lose(greeting->from,
@@ -425,7 +425,7 @@ void ZmqLoop::FromMember(int peer, Bytes frame) {
     default: broken = absl::DataLossError("it has sent a frame that has no place here"); break;
   }
   if (broken.ok()) return;
-  // A DEALER hangs up, which says the same.
+  // A DEALER hangs up, which tells the peer the same.
   const std::string routing_id = connection.routing_id;
   Lose(peer, absl::Status(broken.code(), absl::StrCat(NameOf(peer), ": ", broken.message())));
   if (!routing_id.empty()) SendByRouter(routing_id, PlainFrame(FrameKind::kReset));
@@ -449,7 +449,7 @@ void ZmqLoop::SendMessage(int peer, Connection& connection, CreditQueue::Outgoin
   do {
     ZmqFrame frame(*zmq_, pieces.next_bytes());
     if (frame.bytes().size() != pieces.next_bytes()) {
-      gone_.insert(peer);  // no memory for it
+      gone_.insert(peer);  // no memory for the frame
       return;
     }
     pieces.WriteNext(frame.bytes().data());
@@ -543,7 +543,7 @@ void ZmqLoop::LoseSilent(Deadline now) {
   }
 }
 
-// Frames that they sent before are read first.
+// First reads the frames that they sent earlier.
 void ZmqLoop::LoseGone() {
   if (gone_.empty()) return;
   ReadRouter();

@@ -15,7 +15,7 @@
 namespace thinwire {
 namespace {
 
-// A name would be looked up by libzmq's thread, which waits for the answer and serves nobody.
+// Libzmq's thread would resolve a name, and serve no connection while it waits for the answer.
 absl::Status CheckAddress(int peer, const std::string& address) {
   const size_t colon = address.rfind(':');
   int port = 0;

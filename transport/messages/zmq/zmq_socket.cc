@@ -10,7 +10,7 @@ namespace {
 
 // A handshake that takes longer belongs to a stranger.
 constexpr int kHandshakeMs = 3000;
-// Libzmq reads no more frames than these ahead of the plane's thread.
+// Libzmq reads at most this many frames ahead of the plane's thread.
 constexpr int kReceiveAhead = 4;
 constexpr char kDomain[] = "thinwire";
 
@@ -18,7 +18,7 @@ Bytes BytesOf(std::string_view text) {
   return {reinterpret_cast<const uint8_t*>(text.data()), text.size()};
 }
 
-// The public key of a secret one, by way of the texts that libzmq's interface takes.
+// The public key of a secret one, converted through text as libzmq's interface requires.
 bool PublicOf(const ZmqLibrary& zmq, const ZmqKeys::Key& secret, ZmqKeys::Key* of) {
   char secret_text[41], public_text[41];
   return zmq.z85_encode(secret_text, secret.data(), secret.size()) != nullptr &&
@@ -79,7 +79,7 @@ absl::Status ZmqSocket::SetUpForMembers(size_t max_frame) {
 absl::Status ZmqSocket::SecureAsServer(const ZmqKeys& keys) {
   absl::Status status = Set(kZmqCurveServer, 1);
   status.Update(Set(kZmqCurveSecretKey, keys.server_secret));
-  // Without a handler that admits it, no client gets in.
+  // No client is admitted unless a handler admits it.
   status.Update(Set(kZmqZapDomain, BytesOf(kDomain)));
   status.Update(Set(kZmqZapEnforceDomain, 1));
   return status;
