@@ -1,12 +1,12 @@
 // Backend: runs any codec on the host, or on one stream of a device, where calls return before the
-// work is done. It never fails and keeps no state; the caller has checked sizes, types and entries
-// (schedule/ and integrations/c do). Thread-safe.
+// work is done. It never fails and has no state; the caller must have checked sizes, types and
+// entries (schedule/ and integrations/c do). Thread-safe.
 //
-// No call takes memory to work in. On a device that is the room that the backend was given
-// (DeviceStream::BackendIn), and without one, or where it is too small, memory of a pool in the
-// stream's order. On the host it is the stack; topk's candidates are in memory that their thread
-// keeps for its next call. The scalar reference, which tests run, and processors that are too old,
-// allocates.
+// Calls take no scratch memory from their caller (except ReduceArgs::scratch). A device backend
+// uses the room that it was given (DeviceStream::BackendIn); without one, or if it is too small, it
+// allocates from a pool in the stream's order. On the host scratch is on the stack, except that
+// topk keeps its candidates in memory of the thread, for the thread's next call. The scalar
+// reference, which tests and CPUs without SIMD run, allocates.
 //
 // Bytes and residuals are the same for every backend and instruction set: compress/FORMAT.md.
 #ifndef THINWIRE_COMPRESS_BACKEND_H_
@@ -26,17 +26,17 @@
 
 namespace thinwire {
 
-// One of several shards that are encoded, or decoded, together.
+// One of several shards that are encoded together.
 struct EncodeArgs {
   TensorView gradient;
   float* residual = nullptr;  // a float for each element; null: none
   uint8_t* wire = nullptr;    // EncodedBytes(spec, gradient.numel)
   Draws draws = {};           // rounding=stochastic
   // Entries only. The magnitude of the last step's k-th entry, a first guess for this one, at most
-  // 2^127; 0 is none. Updated. It changes the time, never the result. Null: none is kept.
+  // 2^127; 0 if there is none. Updated. It affects only the time, never the result. Null: not kept.
   float* threshold = nullptr;
-  // With a velocity, which is only read, beta * velocity + gradient is encoded in the gradient's
-  // place, rounded as by Accumulate.
+  // With a velocity, beta * velocity + gradient is encoded in the gradient's place, rounded as by
+  // Accumulate; the velocity is only read.
   // A codec of entries with a residual keeps the local momentum u of DGC here (Lin et al., arXiv
   // 1712.01887, section 3.1, momentum correction; 3.2, factor masking): u = beta * u + g, x = u +
   // residual, and u = 0 where an entry is sent (unless spec.masking is off). With Nesterov x = g +
@@ -53,20 +53,21 @@ struct DecodeArgs {
 struct ReduceArgs {
   CodecSpec up;                           // codec of `wires`
   CodecSpec down;                         // codec of `wire_out`
-  std::span<const uint8_t* const> wires;  // by rank, EncodedBytes(up, numel) each; null = own shard
-  // The owner's gradient, which enters the sum unquantised. Where no wire is null only its dtype
-  // and numel are read, and its data may be null: a reducer need not own a shard.
+  std::span<const uint8_t* const> wires;  // by rank, EncodedBytes(up, numel) each; null: own shard
+  // The owner's gradient, which enters the sum unquantised. If no wire is null only its dtype and
+  // numel are read, and its data may be null: a reducer need not own a shard.
   TensorView own;
   float scale = 1.0f;             // 1/n for the mean, 1 for the sum
   float* residual = nullptr;      // numel floats of second-hop residual, updated; null = none
   TensorView out;                 // the decoded result; may be `own`
-  uint8_t* wire_out = nullptr;    // EncodedBytes(down, numel); null = not wanted (fp32 only)
-  Draws draws = {};               // of the encoding
-  std::span<float> scratch = {};  // Backend::ReduceScratchFloats floats to work in
+  uint8_t* wire_out = nullptr;    // EncodedBytes(down, numel); null: not needed (fp32 only)
+  Draws draws = {};               // for encoding
+  std::span<float> scratch = {};  // Backend::ReduceScratchFloats floats of scratch
 };
 
-// Refuses bytes that no decoder may be given: of another length, or topk entries whose counts do
-// not add up or whose indices do not ascend. InvalidArgument says which. All other bytes decode.
+// Rejects bytes that must not be passed to a decoder: bytes of the wrong length, or topk entries
+// whose counts do not add up or whose indices do not ascend. InvalidArgument names the defect. All
+// other bytes decode.
 absl::Status CheckWire(const CodecSpec& spec, Bytes wire, size_t numel);
 
 class Backend {
@@ -74,8 +75,8 @@ class Backend {
   virtual ~Backend() = default;
 
   // Encodes each `gradient` into its `wire`. With a residual it encodes x = gradient + residual and
-  // leaves the loss x - D(x) there; a block that is not finite leaves its residual as it was. All
-  // tensors have one dtype: on a device that is a single launch, momentum included.
+  // stores the loss x - D(x) there; a block that is not finite leaves its residual unchanged. All
+  // tensors must have one dtype, so that a device needs a single launch, momentum included.
   virtual void EncodeAll(const CodecSpec& spec, std::span<const EncodeArgs> shards) const = 0;
 
   // Decodes each `wire` into its `out`, rounding half-even to out.dtype.
@@ -89,9 +90,8 @@ class Backend {
   // into `out`. The sum starts as the first rank's value, in fp32.
   virtual void Reduce(const ReduceArgs& args) const = 0;
 
-  // Floats of ReduceArgs::scratch, for so many wires of `numel` elements each: a sum over more
-  // wires than a launch on a device takes is kept there in between. No other call takes memory to
-  // work in from its caller.
+  // Floats of ReduceArgs::scratch for `wires` wires of `numel` elements each: if there are more
+  // wires than one launch on a device takes, the partial sum is kept there.
   virtual size_t ReduceScratchFloats(size_t /*wires*/, size_t /*numel*/) const { return 0; }
 
   // One shard.
@@ -128,27 +128,27 @@ class Backend {
   // m - beta * the last velocity. It began with Accumulate(gradient, beta, velocity, m_own).
   virtual void EndMomentum(const Momentum& momentum, std::span<float> m, TensorView out) const = 0;
 
-  // True if all of them are zero. `*known` remembers that they are, which spares the reading: it is
-  // zero again whenever they may have changed. Null: nothing is known. False where looking would
-  // cost more than it may save: on a device.
+  // True if all floats are zero. `*known` is then set to 1, so that the next call need not read
+  // them; the caller must reset it to 0 whenever they may have changed. Null: nothing is known.
+  // Always false on a device, where reading would cost more than it may save.
   virtual bool AreZero(std::span<const std::span<const float>> parts, float* known) const;
 
-  // The rest is for codecs of entries only.
+  // The functions below are for codecs of entries only.
 
   // sum = the entries of all wires times `factor`, added in order to zeros, product and sum rounded
   // one after the other.
   virtual void SumEntries(const CodecSpec& spec, std::span<const uint8_t* const> wires,
                           float factor, std::span<float> sum) const = 0;
 
-  // CheckWire of a peer's shard, EncodedBytes(spec, numel) long, before it is decoded. A device
-  // does not let the host wait for that: there it is always OK, what is malformed decodes to NaN,
-  // and no access is out of bounds.
+  // CheckWire of a peer's shard, EncodedBytes(spec, numel) long, before it is decoded. On a device
+  // the host can't wait for that: there it always returns OK, malformed entries decode to NaN, and
+  // no access is out of bounds.
   virtual absl::Status CheckShard(const CodecSpec& spec, const uint8_t* wire, size_t numel) const {
     return CheckWire(spec, {wire, EncodedBytes(spec, numel)}, numel);
   }
 };
 
-// The fastest instruction set that this CPU has, chosen at run time.
+// Uses the best instruction set of this CPU, chosen at run time.
 const Backend& CpuBackend();
 
 // The normative scalar reference.
@@ -159,8 +159,8 @@ bool SimdAvailable();
 
 const char* SimdTargetName();  // "AVX3", "AVX2", ...
 
-// For tests and benchmarks: every target that this build has and this CPU runs, best first, and a
-// way to choose one. Not thread-safe; call when no codec runs.
+// For tests and benchmarks: all targets that this build has and this CPU can run, best first, and a
+// way to choose one. Not thread-safe; call them when no codec runs.
 std::vector<std::string> SimdTargets();
 void ForceSimdTarget(const std::string& name);
 

@@ -1,7 +1,7 @@
-// The one list of all codecs. A codec is a type of compress/codecs/, with its constants and element
-// math in the header and its parameters and operations in the .cc; a section of FORMAT.md; and a
-// golden file. docs/guides/add-a-codec.md tells how to add one, and tests/compress/format_test.cc
-// fails while something is missing.
+// The one list of all codecs. A codec consists of a type in compress/codecs/, with its constants
+// and element math in the header and its parameters and operations in the .cc; a section of
+// FORMAT.md; and a golden file. docs/guides/add-a-codec.md explains how to add one, and
+// tests/compress/format_test.cc fails while something is missing.
 #ifndef THINWIRE_COMPRESS_CODEC_LIST_H_
 #define THINWIRE_COMPRESS_CODEC_LIST_H_
 
@@ -25,7 +25,7 @@ struct CodecTypes {
   static constexpr std::array<CodecTraits, sizeof...(Codecs)> kTraits = {Codecs::kTraits...};
 };
 
-// In the order of their ids: a new one comes last.
+// In the order of their ids: add a new one at the end.
 using AllCodecs = CodecTypes<  //
     codecs::Fp32,              //
     codecs::Bf16,              //

@@ -10,7 +10,7 @@
 #include <cstdint>
 #include <cstring>
 
-// THINWIRE_UNROLL stands before a loop over an array that is to stay in registers.
+// THINWIRE_UNROLL precedes a loop over an array that must stay in registers.
 #ifdef __CUDACC__
 #define THINWIRE_HD __host__ __device__ __forceinline__
 #else
@@ -39,7 +39,7 @@ THINWIRE_HD float FloatOf(uint32_t bits) {
 inline constexpr uint32_t kAbsMask = 0x7fffffffu;
 inline constexpr uint32_t kInfBits = 0x7f800000u;
 
-// By the bits, which no compiler's floating-point options change.
+// Tests the bits, so that compilers' floating-point options do not matter.
 THINWIRE_HD bool IsFinite(float value) { return (BitsOf(value) & kAbsMask) < kInfBits; }
 
 // bf16 and f16 (IEEE binary16) to and from fp32, rounding half to even; NaNs become quiet.
@@ -87,7 +87,7 @@ THINWIRE_HD uint16_t ToF16(float value) {
 // Quantisers.
 
 inline constexpr uint32_t kTinyBits = (127u - 100u) << 23;  // 2^-100
-inline constexpr uint32_t kHugeBits = (127u + 127u) << 23;  // 2^127; Inf and NaN lie above
+inline constexpr uint32_t kHugeBits = (127u + 127u) << 23;  // 2^127; Inf and NaN are larger
 inline constexpr uint16_t kNanScale = 0x7fc0;               // bf16 NaN
 
 // The kind of a block follows from its magnitude, as bits without sign.
@@ -98,7 +98,7 @@ THINWIRE_HD BlockKind KindOf(uint32_t magnitude) {
   return magnitude >= kHugeBits ? BlockKind::kNonFinite : BlockKind::kPlain;
 }
 
-// One comparison for "anything but plain".
+// One comparison for "not plain".
 THINWIRE_HD bool IsSpecial(uint32_t magnitude) {
   return magnitude - kTinyBits >= kHugeBits - kTinyBits;
 }
@@ -114,7 +114,7 @@ THINWIRE_HD int CodeOf(float x, float inverse, int qmax) {
   return code > qmax ? qmax : code < -qmax ? -qmax : code;
 }
 
-// Up with the probability of the fraction, for `uniform` in (0, 1): unbiased.
+// Rounds up with the probability of the fraction, for `uniform` in (0, 1): unbiased.
 THINWIRE_HD int StochasticCodeOf(float x, float inverse, int qmax, float uniform) {
   const float scaled = x * inverse;
   const int code = static_cast<int>(floorf(scaled + uniform));
@@ -124,13 +124,13 @@ THINWIRE_HD int StochasticCodeOf(float x, float inverse, int qmax, float uniform
 // Exact: the product of an 8-bit significand and a code fits fp32, whether fused or not.
 THINWIRE_HD float ValueOf(int code, float scale) { return static_cast<float>(code) * scale; }
 
-// The element math of a codec of blocks, as the scalar reference and the kernels use it: codes from
+// The element math of a codec of blocks, for the scalar reference and the kernels: codes from
 // -kQmax to kQmax in steps of the scale. (onebit has the same members.)
 template <int kQmax>
 struct Quantiser {
   static constexpr bool kMean = false;       // a block's magnitude is its largest |x|
-  static constexpr int kTinyCode = 0;        // of every element of a tiny block
-  static constexpr bool kStochastic = true;  // it knows rounding=stochastic
+  static constexpr int kTinyCode = 0;        // the code of every element of a tiny block
+  static constexpr bool kStochastic = true;  // supports rounding=stochastic
 
   // The scale of a plain block; `magnitude` as bits without sign.
   THINWIRE_HD static float PlainScale(uint32_t magnitude) {
@@ -167,17 +167,18 @@ THINWIRE_HD Philox4 Philox(Philox4 c, uint64_t key) {
   return c;
 }
 
-// The key and counter of an encoding's draws. Elements count from the tensor's first one, not from
-// the chunk's.
+// The key and counter for the draws of an encoding. Elements count from the tensor's first one, not
+// from the chunk's.
 struct Draws {
-  uint64_t key = 0;     // of seed, tensor, hop and rank
+  uint64_t key = 0;     // from seed, tensor, hop and rank
   uint64_t stream = 0;  // the step
   uint64_t first = 0;   // index of the first element, a multiple of the block
 };
 
 // Sixteen elements share a generator call: element e takes draw (e % 256) / 16 of the call with
 // counter e / 256 * 16 + e % 16. Draws are 16-bit windows of the four words, 8 bits apart and
-// around the end: each is uniform, and neighbours share no more than what weighs a 256th.
+// wrapping around: each is uniform, and neighbours share only bits with a weight of at most 1/256
+// in one of them.
 inline constexpr size_t kDrawGroup = 256;
 inline constexpr size_t kDrawLanes = 16;
 
@@ -195,7 +196,7 @@ THINWIRE_HD uint16_t DrawOf(const Draws& draws, uint64_t place) {
   return static_cast<uint16_t>((word << 32 | word) >> (draw % 4 * 8));
 }
 
-// In (0, 1), never either: exact in fp32.
+// In (0, 1), exclusive; exact in fp32.
 THINWIRE_HD float UniformOf(uint16_t draw) {
   return (static_cast<float>(draw) + 0.5f) * (1.0f / 65536.0f);
 }
@@ -206,20 +207,21 @@ THINWIRE_HD float UniformOf(uint16_t draw) {
 inline constexpr size_t kTransform = 256;
 inline constexpr float kClip = 0.8f;  // of a block's largest magnitude; codes beyond it saturate
 
-// From here on a transformed block is not finite: a decoder adds up 256 values of up to 8 scales,
-// and a scale is at most 0.8 / 7 of the magnitude, rounded up. Below this no such sum leaves fp32.
+// From this magnitude on a transformed block is not finite: a decoder sums 256 values of up to 8
+// scales, and a scale is at most 0.8 / 7 of the magnitude, rounded up. Below it no such sum
+// overflows fp32.
 inline constexpr uint32_t kTransformHugeBits = (127u + 120u) << 23;  // 2^120
 
-// The magnitude that tells a transformed block's kind (KindOf), from its largest value's.
+// The magnitude for KindOf of a transformed block, given that of its largest value.
 THINWIRE_HD uint32_t TransformedMagnitude(uint32_t magnitude) {
   return magnitude < kTransformHugeBits ? magnitude : kInfBits;
 }
 
-// Tiny blocks and those that are not finite (scale 0 or NaN) decode to 0 or NaN as they are.
+// Tiny and non-finite blocks (scale 0 or NaN) are not transformed: they decode to 0 or NaN.
 THINWIRE_HD bool IsTransformed(float scale) { return scale > 0.0f; }
 
-// +-1/16 for each element: the random sign, and what makes the transform orthonormal. Bit e % 32 of
-// word e / 32 of Philox calls 0 and 1 under the seed; 1 is negative.
+// +-1/16 for each element: a random sign times the factor that makes the transform orthonormal. The
+// sign is bit e % 32 of word e / 32 of Philox calls 0 and 1 under the seed; 1 is negative.
 THINWIRE_HD void TransformSigns(uint64_t seed, float* signs) {
   for (uint32_t call = 0; call < 2; ++call) {
     const Philox4 random = Philox({{call, 0, 0, 0}}, seed);
@@ -231,7 +233,7 @@ THINWIRE_HD void TransformSigns(uint64_t seed, float* signs) {
 }
 
 // The unscaled transform, in place: butterflies of stride 1, 2, 4, ..., 128, in this order, which
-// decides how sums of floats round.
+// determines how float sums round.
 template <typename T>
 THINWIRE_HD void Butterflies(T* x) {
   for (size_t stride = 1; stride < kTransform; stride *= 2) {

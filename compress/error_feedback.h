@@ -30,12 +30,12 @@ struct Segment {
   size_t offset = 0;
   size_t count = 0;
   size_t total = 0;
-  uint32_t codec = 0;  // of the engine's codecs; no matter to residuals
+  uint32_t codec = 0;  // index among the engine's codecs; ignored here
   friend bool operator==(const Segment&, const Segment&) = default;
 };
 
-// Names of kept arrays. The residual of a parameter is kept as two, one of each hop; every other
-// array has one float an element and follows its parameter unchanged.
+// Names of kept arrays. A parameter's residual is kept as two arrays, one per hop; every other
+// array has one float per element and moves with its parameter unchanged.
 inline constexpr std::string_view kFirstHop = "first", kSecondHop = "second";
 inline constexpr std::string_view kMomentum = "momentum";
 
@@ -43,20 +43,20 @@ inline constexpr std::string_view kMomentum = "momentum";
 struct BucketLayout {
   std::vector<Segment> segments;  // one after another, without overlap
   std::vector<Range> owned;       // ascending, disjoint
-  // Second-hop residual times this = gradient units: n where the result is a mean, 1 for a sum.
+  // Second-hop residual times this = gradient units: n if the result is a mean, 1 for a sum.
   float second_hop_weight = 1.0f;
-  std::vector<std::string> arrays;  // kept beside the residual, such as kMomentum; zeros at first
-  size_t carried = 0;               // floats of the bucket's own, which no other layout takes over
+  std::vector<std::string> arrays;  // kept beside the residual, such as kMomentum; initially zeros
+  size_t carried = 0;               // floats that belong to the bucket; a new layout drops them
   friend bool operator==(const BucketLayout&, const BucketLayout&) = default;
 };
 
-// All that is kept of a parameter in plain form, `total` floats each.
+// All that is kept of a parameter, as plain arrays of `total` floats each.
 struct ParameterResidual {
   using Arrays = std::map<std::string, std::vector<float>, std::less<>>;
 
-  std::vector<float> first;   // first hop, gradient units; zero where this rank owns the element
-  std::vector<float> second;  // second hop, units of the result; zero elsewhere
-  Arrays arrays;              // by name; those that are kept
+  std::vector<float> first;   // first hop, gradient units; zero where this rank is the owner
+  std::vector<float> second;  // second hop, units of the result; zero where it is not
+  Arrays arrays;              // by name; only those that are kept
   float second_hop_weight = 1.0f;
 
   std::vector<float> array(std::string_view name) const {  // empty if it is not kept
@@ -65,29 +65,29 @@ struct ParameterResidual {
   }
 };
 
-// One kept array of one parameter, in memory of the caller: a float for each of its elements.
+// One kept array of one parameter, in the caller's memory: a float for each element.
 struct StateArray {
   std::string_view parameter;
-  std::string_view array;  // kFirstHop, kSecondHop, or the name of another
+  std::string_view array;  // kFirstHop, kSecondHop, or another name
   std::span<float> values;
 };
 
-// All that is kept of a bucket: one float for each element. Null means nothing. ErrorFeedback and
-// the bucket's use share it, and ErrorFeedback drops it when elements move to another bucket.
+// All that is kept of a bucket: one float for each element. Null arrays are not kept. Shared by
+// ErrorFeedback and the bucket's use; ErrorFeedback drops it when elements move to another bucket.
 struct BucketMemory {
-  // Two without memory of its own: most buckets keep momentum or nothing.
+  // Two fit without an allocation: most buckets keep momentum or nothing.
   using Arrays = absl::InlinedVector<std::shared_ptr<float[]>, 2>;
 
   std::shared_ptr<float[]> residual;
   Arrays arrays;                     // in the order of BucketLayout::arrays
-  std::shared_ptr<float[]> carried;  // zeros at first
-  std::shared_ptr<Fence> fence;      // on a device: the work that used them last
-  std::shared_ptr<UndoLog> undo;     // null: a use can't be taken back
+  std::shared_ptr<float[]> carried;  // initially zeros
+  std::shared_ptr<Fence> fence;      // on a device: the last work that used them
+  std::shared_ptr<UndoLog> undo;     // null: a use can't be undone
 
   float* array(size_t i) const { return i < arrays.size() ? arrays[i].get() : nullptr; }
 };
 
-// Not thread-safe; the engine serialises Bind, and chunks write disjoint ranges of what it returns.
+// Not thread-safe; the engine serialises Bind, and chunks write disjoint ranges of its result.
 class ErrorFeedback {
  public:
   // A parameter that has been bound or imported.
@@ -96,43 +96,43 @@ class ErrorFeedback {
     size_t numel = 0;
   };
 
-  // On the host, or on a device, whose memory up to `slots` streams use at once. `undo`: uses can
-  // be taken back, which takes as much memory again.
+  // On the host, or on a device, whose memory is used by up to `slots` streams at once. With
+  // `undo`, uses can be undone, which doubles the memory.
   explicit ErrorFeedback(std::shared_ptr<Device> device = nullptr, size_t slots = 0,
                          bool undo = false)
       : memory_(std::move(device)), slots_(slots), undo_(undo) {}
 
-  // The residuals of a bucket: one float an element. Where this rank owns the element it is the
-  // second-hop residual, elsewhere the first-hop one. (An owned element has no first-hop residual:
-  // it enters the sum unquantised.) With an unchanged layout this is a look-up; else every
-  // parameter moves to its new place, from whatever bucket held it, and a residual whose hop
-  // changes is converted by second_hop_weight, so that nothing is lost. FailedPrecondition, and
-  // nothing changed, if somebody still holds the memory of a bucket that would have to give
-  // elements up; a device's failure otherwise. As long as what it has returned lives, it would
-  // return the same again for this bucket and layout.
+  // Returns the residuals of a bucket: one float per element. Where this rank owns the element it
+  // is the second-hop residual, elsewhere the first-hop one. (An owned element has no first-hop
+  // residual: it enters the sum unquantised.) With an unchanged layout this is a look-up; otherwise
+  // every parameter moves to its new place, from whatever bucket held it, and a residual whose hop
+  // changes is converted by second_hop_weight, so that nothing is lost. FailedPrecondition, with
+  // nothing changed, if the memory of a bucket that would lose elements is still in use; a device's
+  // failure otherwise. As long as the returned memory lives, calls for this bucket and layout
+  // return the same memory.
   absl::StatusOr<std::shared_ptr<const BucketMemory>> Bind(std::string_view bucket,
                                                            const BucketLayout& layout);
 
   const std::vector<Known>& parameters() const { return known_; }  // sorted by name
   size_t Numel(std::string_view name) const;                       // 0 if unknown
 
-  // Writes these arrays; zeros where none is kept. Every bucket is read once, however many
-  // parameters it holds, so the time is linear in the elements. InvalidArgument for an unknown
-  // parameter or another number of elements, before anything is written.
+  // Writes these arrays; zeros if an array is not kept. Every bucket is read once, however many
+  // parameters it has, so the time is linear in the elements. InvalidArgument for an unknown
+  // parameter or a wrong number of elements, before anything is written.
   absl::Status Export(std::span<const StateArray> arrays) const;
-  // Replaces all that is kept of the parameters that these arrays name, by them; an array that is
-  // not among them becomes zeros. Takes effect at the next Bind of a bucket that holds the
-  // parameter. Nothing is changed by FailedPrecondition, while somebody holds the present memory,
-  // nor by InvalidArgument, for a number of elements that does not fit.
+  // Replaces all that is kept of the parameters that these arrays name; their arrays that are not
+  // given become zeros. Takes effect at the next Bind of a bucket that holds the parameter.
+  // FailedPrecondition while the present memory is in use, InvalidArgument for a wrong number of
+  // elements; both change nothing.
   absl::Status Import(std::span<const StateArray> arrays, float second_hop_weight);
 
-  // The same for all of one parameter.
+  // The same for all arrays of one parameter.
   absl::Status Export(std::string_view name, ParameterResidual* out) const;
   absl::Status Import(std::string_view name, ParameterResidual residual);
 
-  // Takes back what the last use of every bucket has changed, whether it was done or failed
-  // half-way. A second call does nothing, nor does one without `undo`. FailedPrecondition while
-  // somebody holds residuals; a device's failure otherwise.
+  // Undoes the changes of the last use of every bucket, whether it was completed or failed
+  // half-way. A second call does nothing, nor does a call without `undo`. FailedPrecondition while
+  // residuals are in use; a device's failure otherwise.
   absl::Status Undo();
 
  private:
@@ -156,7 +156,7 @@ class ErrorFeedback {
   const size_t slots_ = 0;
   const bool undo_ = false;
   std::map<std::string, Bucket, std::less<>> buckets_;
-  Parameters parked_;         // what is in no bucket at the moment
+  Parameters parked_;         // what is in no bucket now
   std::vector<Known> known_;  // sorted by name
 };
 

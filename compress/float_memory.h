@@ -1,5 +1,5 @@
 // FloatMemory: arrays of floats on the host or on a device, and copies from and to them. UndoLog:
-// such arrays as they were before.
+// earlier contents of such arrays.
 #ifndef THINWIRE_COMPRESS_FLOAT_MEMORY_H_
 #define THINWIRE_COMPRESS_FLOAT_MEMORY_H_
 
@@ -21,15 +21,15 @@ namespace thinwire {
 
 class FloatMemory {
  public:
-  FloatMemory() = default;  // the host's
+  FloatMemory() = default;  // host memory
   explicit FloatMemory(std::shared_ptr<Device> device) : device_(std::move(device)) {}
 
   bool on_device() const { return device_ != nullptr; }
 
-  // Its content is whatever it was.
+  // The content is undefined.
   absl::StatusOr<std::shared_ptr<float[]>> Allocate(size_t count) const;
 
-  // Both wait until it is done. Read comes after the fence, which may be null.
+  // Both wait until the copy is done. Read runs after the fence, which may be null.
   absl::Status Read(const float* from, const Fence* after, std::span<float> to) const;
   absl::Status Write(std::span<const float> from, float* to) const;
 
@@ -37,34 +37,34 @@ class FloatMemory {
   std::shared_ptr<Device> device_;
 };
 
-// UndoLog: what a bucket's residuals and other kept arrays were before its last use. A use that
-// failed half-way has encoded some chunks and not others; taken back as a whole, it was never made.
-// Thread-safe: the chunks of a use save disjoint ranges.
+// UndoLog: a bucket's residuals and other kept arrays as they were before its last use. A use that
+// failed half-way has encoded some chunks and not others; undoing it as a whole makes it as if it
+// had not run. Thread-safe: the chunks of a use save disjoint ranges.
 class UndoLog {
  public:
   using Arrays = absl::InlinedVector<std::shared_ptr<float[]>, 2>;
 
-  // Room for as many floats as the residuals and each array have, in the same memory.
+  // Space for as many floats as the residuals and each array have, in the same kind of memory.
   UndoLog(std::shared_ptr<float[]> residual, Arrays arrays, bool on_device)
       : residual_(std::move(residual)),
         arrays_(std::move(arrays)),
         on_device_(on_device),
         arrays_saved_(arrays_.size()) {}
 
-  // A use begins: the one before it can't be taken back any more.
+  // Call when a use begins: the one before it can't be undone any more.
   void Begin();
 
-  // Before a chunk changes these elements of the bucket's residuals and arrays; null: it does not
-  // change them. On a device it is queued on the stream of `backend`.
+  // Call before a chunk changes these elements of the bucket's residuals and arrays; null: not
+  // changed. On a device it is queued on the stream of `backend`.
   void Save(const Backend& backend, Range elements, const float* residual,
             std::span<const float* const> arrays);
-  // The same where only the first array, the momentum, may change.
+  // The same if only the first array, the momentum, may change.
   void Save(const Backend& backend, Range elements, const float* residual, const float* momentum) {
     Save(backend, elements, residual, std::span<const float* const>(&momentum, 1));
   }
 
-  // Puts back what the last use has saved, after the fence, which may be null; once. `residual` and
-  // `arrays` are the whole bucket's, of `numel` floats. Nothing may be in flight.
+  // Restores what the last use has saved, after the fence, which may be null; once. `residual` and
+  // `arrays` are the whole bucket's, of `numel` floats. No use may be in flight.
   absl::Status Restore(const FloatMemory& memory, const Fence* after, size_t numel, float* residual,
                        const Arrays& arrays);
 

@@ -1,5 +1,5 @@
-// Instruction sets that are not compiled for. Included before hwy/foreach_target.h by every file
-// that is compiled once for each of the others.
+// Disables instruction sets. Include it before hwy/foreach_target.h in every file that is compiled
+// once per target.
 #ifndef THINWIRE_COMPRESS_HIGHWAY_TARGETS_H_
 #define THINWIRE_COMPRESS_HIGHWAY_TARGETS_H_
 

@@ -1,5 +1,5 @@
 // The options of int8 and int4 on top of the loops of simd_quantise-inl.h: stochastic rounding, and
-// int4's Hadamard transform. Included once for each target.
+// int4's Hadamard transform. Included once per target.
 #if defined(THINWIRE_COMPRESS_SIMD_OPTIONS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef THINWIRE_COMPRESS_SIMD_OPTIONS_INL_H_
 #undef THINWIRE_COMPRESS_SIMD_OPTIONS_INL_H_
@@ -24,7 +24,7 @@ namespace hn = hwy::HWY_NAMESPACE;
 // The draws of stochastic rounding: compress/FORMAT.md.
 
 // Philox's words of the even calls, or of the odd ones: each in the lower half of 64 bits, where a
-// multiplication takes it from and leaves its lower product. Upper halves hold anything.
+// multiplication reads its operand and leaves its lower product. Upper halves are undefined.
 using Wide = hn::RepartitionToWide<U>;
 using Words = hn::Vec<Wide>;
 
@@ -34,7 +34,7 @@ HWY_INLINE Words ProductOf(Words word, uint32_t factor) {
 HWY_INLINE Words InAll(uint32_t word) { return hn::BitCast(Wide(), hn::Set(U(), word)); }
 HWY_INLINE Words UpperOf(Words product) { return hn::ShiftRight<32>(product); }
 
-// Lower halves of both as the even and the odd words of one vector; the same of upper halves.
+// The lower halves of both as the even and odd words of one vector; the same for upper halves.
 HWY_INLINE hn::Vec<U> MergeLower(Words even, Words odd) {
   return hn::OddEven(hn::Shuffle2301(hn::BitCast(U(), odd)), hn::BitCast(U(), even));
 }
@@ -42,13 +42,13 @@ HWY_INLINE hn::Vec<U> MergeUpper(Words even, Words odd) {
   return hn::OddEven(hn::BitCast(U(), odd), hn::Shuffle2301(hn::BitCast(U(), even)));
 }
 
-// The generator of element_math.h for a whole group of draws. Its calls differ in the counter's
-// first word only, and there they count up: so the first round's products are a sum and a scalar,
-// and of the second round's one is a scalar.
+// The generator of element_math.h for a whole group of draws. Its calls differ only in the
+// counter's first word, which counts up: so the first round's products are a sum and a scalar, and
+// one of the second round's is a scalar.
 class Generator {
  public:
-  // Where the word of an element's draw lies among those that Generate makes, of elements from the
-  // first one of a group on. Its draw is number place / kDrawLanes % 4 of the word.
+  // The index of the word with an element's draw among those that Generate makes, for elements
+  // counted from the first one of a group. Its draw is number place / kDrawLanes % 4 of the word.
   static constexpr size_t WordAt(size_t place) {
     return kDrawLanes * (place / (4 * kDrawLanes)) + place % kDrawLanes;
   }
@@ -83,17 +83,17 @@ class Generator {
  private:
   // The state that all calls of a group share.
   struct Alike {
-    uint64_t product;    // of the first call's counter
-    uint32_t round1;     // what is added to word 2
-    uint32_t round2[2];  // to words 0 and 2
-    uint32_t round3;     // to word 2
+    uint64_t product;    // for the first call's counter
+    uint32_t round1;     // added to word 2
+    uint32_t round2[2];  // added to words 0 and 2
+    uint32_t round3;     // added to word 2
   };
   struct State {
     State() {}  // NEON's compiler gives an implicit one no instruction set
     Words word[4];
   };
 
-  // The words that leave the third round. `products`: of the calls' lanes.
+  // The words after the third round. `products`: for the lanes' calls.
   HWY_INLINE State Begin(const Alike& alike, const uint64_t* HWY_RESTRICT products) const {
     const Words p = hn::Add(hn::LoadU(Wide(), products), hn::Set(Wide(), alike.product));
     const Words p1 = ProductOf(hn::Xor(UpperOf(p), InAll(alike.round1)), kPhiloxMul[1]);
@@ -121,7 +121,7 @@ class Generator {
     s.word[3] = p0;
   }
 
-  // Calls `lane` to lane + kLanes - 1 of the group. The last round merges even and odd ones.
+  // Calls `lane` to lane + kLanes - 1 of the group. The last round merges even and odd calls.
   HWY_INLINE void GenerateLanes(const Alike& alike, size_t lane, uint32_t* HWY_RESTRICT out) const {
     constexpr uint64_t kFactor = kPhiloxMul[0];
     alignas(64) static constexpr uint64_t kEven[kDrawLanes / 2] = {
@@ -152,16 +152,16 @@ class Generator {
   }
 
   const uint32_t stream_low_, stream_high_;
-  // By round. In each lane keys are operands from memory, which take none of AVX2's few registers;
-  // AVX-512 has enough, and its loads take longer.
+  // By round. Keys repeated in each lane are operands from memory, which occupy none of AVX2's few
+  // registers; AVX-512 has enough, and its loads take longer.
   static constexpr size_t kKeyLanes = kLanes >= 16 ? 1 : kLanes;
   alignas(64) uint32_t key0_[kPhiloxRounds][kKeyLanes], key1_[kPhiloxRounds][kKeyLanes];
 };
 
-// scaled + UniformOf(draw), draw `turn` of 0 to 3 of each word. The number and its product with
+// scaled + UniformOf(draw), with draw `turn` (0 to 3) of each word. The number and its product with
 // 2^-24 are exact, so there is one rounding, fused or not.
 HWY_INLINE V AddUniform(V scaled, hn::Vec<U> words, size_t turn) {
-  // The draw's two bytes in the middle of a word that is otherwise 0.
+  // The draw's two bytes in the middle of a word whose other bytes are 0.
   constexpr auto kNone = uint8_t{0x80};
   alignas(64) static constexpr uint8_t kMiddle[4][16] = {
       {kNone, 0, 1, kNone, kNone, 4, 5, kNone, kNone, 8, 9, kNone, kNone, 12, 13, kNone},
@@ -180,11 +180,11 @@ HWY_INLINE V AddUniform(V scaled, hn::Vec<U> words, size_t turn) {
   return hn::MulAdd(hn::ConvertTo(F(), number), hn::Set(F(), 0x1p-24f), scaled);
 }
 
-// Up with the probability of the fraction.
+// Rounds up with the probability of the fraction.
 template <int kBits>
 class Stochastic {
  public:
-  // One block's.
+  // The state for one block.
   class Block {
    public:
     explicit HWY_INLINE Block(const uint32_t* words) : words_(words) {}
@@ -193,8 +193,10 @@ class Stochastic {
       const size_t place = kLanes * j;
       const auto words = hn::Load(U(), words_ + Generator::WordAt(place));
       V value = hn::Floor(AddUniform(scaled, words, place / kDrawLanes % 4));
-      // |scaled| is at most qmax and an error of rounding, which is less than u's distance from 0
-      // and 1 but for int8: there the sum may round to 128.
+      //
+      // scaled
+      // is at most qmax plus a rounding error, which is less than u's distance from 0 and 1 except
+      // for int8: there the sum may round to 128.
       if constexpr (kBits == 8) value = hn::Min(value, hn::Set(F(), 127.0f));
       return {RoundToInt(value), value};
     }
@@ -217,7 +219,7 @@ class Stochastic {
   }
 
  private:
-  // A block begins a group of draws, or is the second half of one.
+  // A block starts at the beginning or at the middle of a group of draws.
   HWY_INLINE uint64_t FirstOf(size_t b) const { return first_ + block_ * b; }
 
   HWY_NOINLINE void GenerateRest(uint64_t group, uint32_t* words) const {
@@ -234,7 +236,7 @@ class Stochastic {
 
 // Blocks that go through the Hadamard transform, in a buffer.
 
-// Rounds values that may lie beyond int4's codes. `Rounding`: of one block.
+// Rounds values that may exceed int4's codes. `Rounding`: that of one block.
 template <class Rounding>
 class Clamped {
  public:
@@ -248,7 +250,8 @@ class Clamped {
   const Rounding rounding_;
 };
 
-// One butterfly of a stride below the vector's length: the partner, plus or minus the own value.
+// One butterfly with a stride below the vector's length: the partner, plus or minus the lane's own
+// value.
 template <size_t kStride>
 HWY_INLINE V ButterflyWithin(V v) {
   alignas(64) uint32_t minus[kLanes];
@@ -285,7 +288,7 @@ HWY_INLINE void MultiplyBy(const float* HWY_RESTRICT factors, float* HWY_RESTRIC
   }
 }
 
-// Blocks of 256 that are encoded in 4 bits after the transform.
+// Encodes blocks of 256 in 4 bits after the transform.
 template <bool kFeedback, class Rounding>
 HWY_INLINE void EncodeTransformed(const Blocks& blocks, Rounding& rounding,
                                   const float* HWY_RESTRICT g, float* HWY_RESTRICT r,
@@ -326,7 +329,7 @@ HWY_INLINE void EncodeTransformed(const Blocks& blocks, Rounding& rounding,
   }
 }
 
-// Undoes the transform of decoded blocks of 256.
+// Decodes blocks of 256 and undoes the transform.
 template <To kTo>
 HWY_INLINE void DecodeTransformed(const Blocks& blocks, const uint8_t* HWY_RESTRICT scales,
                                   const uint8_t* HWY_RESTRICT codes, float* HWY_RESTRICT out) {

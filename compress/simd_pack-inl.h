@@ -1,5 +1,5 @@
-// Vectors of codes to packed bytes and back, in natural order, and vectors of fp32 to bf16 and
-// back. Included once for each target.
+// Packs vectors of codes to bytes and back, in natural order, and vectors of fp32 to bf16 and back.
+// Included once per target.
 #if defined(THINWIRE_COMPRESS_SIMD_PACK_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef THINWIRE_COMPRESS_SIMD_PACK_INL_H_
 #undef THINWIRE_COMPRESS_SIMD_PACK_INL_H_
@@ -28,9 +28,9 @@ inline constexpr size_t kLanes = hn::MaxLanes(F());
 template <int kBits>
 inline constexpr size_t kGroup = 32 / kBits;
 
-// Rounds half to even. On x86 the conversion itself does so. The fix-up that Highway adds for
-// values out of range costs time (decision 9); codes are in range, and special blocks never come
-// here.
+// Rounds half to even, as the conversion on x86 does by itself. The fix-up that Highway adds for
+// values out of range costs time (decision 9); codes are in range, and special blocks do not use
+// this function.
 HWY_INLINE hn::Vec<I> RoundToInt(V v) {
 #if HWY_TARGET == HWY_AVX3
   return hn::Vec<I>{_mm512_cvtps_epi32(v.raw)};
@@ -43,8 +43,8 @@ HWY_INLINE hn::Vec<I> RoundToInt(V v) {
 #endif
 }
 
-// Packing works within 128-bit blocks; this sorts the blocks' 32-bit words: word t of block j goes
-// to place t * blocks + j.
+// Packing works within 128-bit blocks; this sorts the blocks' 32-bit words: word t of block j moves
+// to index t * blocks + j.
 HWY_INLINE hn::Vec<U> SortWords(hn::Vec<U> v) {
   if constexpr (kLanes == 4) {
     return v;
@@ -63,7 +63,8 @@ HWY_INLINE hn::Vec<U> ShuffleBytes(hn::Vec<U> v, const uint8_t* table16) {
                      hn::TableLookupBytes(hn::BitCast(U8(), v), hn::LoadDup128(U8(), table16)));
 }
 
-// Both vectors' 16-bit lanes as bytes, block by block: eight of `a`, then eight of `b`. They fit.
+// Both vectors' 16-bit lanes as bytes, block by block: eight of `a`, then eight of `b`. Values must
+// fit.
 HWY_INLINE hn::Vec<I8> DemoteToBytes(hn::Vec<I16> a, hn::Vec<I16> b) {
 #if HWY_TARGET == HWY_AVX3
   return hn::Vec<I8>{_mm512_packs_epi16(a.raw, b.raw)};
@@ -78,7 +79,7 @@ HWY_INLINE hn::Vec<I8> DemoteToBytes(hn::Vec<I16> a, hn::Vec<I16> b) {
 #endif
 }
 
-// Adds to the even one of each pair of neighbours 16 times the odd one.
+// For each pair of neighbours: the even one plus 16 times the odd one.
 HWY_INLINE hn::Vec<I16> SumOfPairs(hn::Vec<I8> codes) {
 #if HWY_TARGET == HWY_AVX3
   return hn::Vec<I16>{_mm512_maddubs_epi16(_mm512_set1_epi16(0x1001), codes.raw)};
@@ -93,21 +94,21 @@ HWY_INLINE hn::Vec<I16> SumOfPairs(hn::Vec<I8> codes) {
 #endif
 }
 
-// 4 vectors of codes that fit a byte to one vector of bytes.
+// Packs 4 vectors of codes that fit a byte into one vector of bytes.
 HWY_INLINE hn::Vec<U> ToBytes(const hn::Vec<I>* k) {
   const auto bytes = DemoteToBytes(hn::ReorderDemote2To(I16(), k[0], k[1]),
                                    hn::ReorderDemote2To(I16(), k[2], k[3]));
   return SortWords(hn::BitCast(U(), bytes));
 }
 
-// kGroup<kBits> vectors of codes to one vector of bytes, or of nibbles, the even element low. Codes
-// are packed as they come, so that few are kept in registers.
+// Packs kGroup<kBits> vectors of codes into one vector of bytes, or of nibbles, the even element
+// low. Codes are packed as they arrive, so that few occupy registers.
 template <int kBits>
 class Packer {
  public:
   HWY_INLINE Packer() {}  // NEON's compiler gives an implicit one no instruction set
 
-  // Vector t of the group, in their order; t must be known to the compiler.
+  // Vector t of the group, in order; t must be a compile-time constant.
   HWY_INLINE void Add(size_t t, hn::Vec<I> codes) {
     if (t % 2 == 0) {
       codes_ = codes;
@@ -132,8 +133,8 @@ class Packer {
     const U8 d8;
     auto bytes = hn::BitCast(d8, all_);
     if constexpr (kBits == 4) {
-      // A negative even code has borrowed from the odd one. With 8 added to both codes nothing is
-      // borrowed, and the nibble's highest bit is the wrong way round.
+      // A negative even code has borrowed from the odd one. Adding 8 to both codes undoes the
+      // borrow and inverts each nibble's highest bit.
       const auto eights = hn::Set(d8, 0x88);
       bytes = hn::Xor(hn::Add(bytes, eights), eights);
     }
@@ -143,7 +144,7 @@ class Packer {
   }
 
  private:
-  // A nibble vector's sorted words have two bytes of each of two vectors.
+  // Each sorted word of a nibble vector has two bytes from each of two vectors.
   static HWY_INLINE hn::Vec<U> SortPairs(hn::Vec<U> words) {
     alignas(16) static constexpr uint8_t kOrder8[16] = {0, 1, 4,  5,  2,  3,  6,  7,
                                                         8, 9, 12, 13, 10, 11, 14, 15};
@@ -159,9 +160,9 @@ class Packer {
   hn::Vec<I8> all_;
 };
 
-// Round half to even on the bits; a NaN keeps its upper half and becomes quiet. NaNs are told by
-// their bits: Highway 1.0.3 compares in order for Ne on AVX2 and AVX-512, where x != x is never
-// true.
+// Rounds half to even on the bits; a NaN keeps its upper half and becomes quiet. NaNs are detected
+// by their bits: in Highway 1.0.3, Ne is an ordered comparison on AVX2 and AVX-512, so that x != x
+// is never true.
 HWY_INLINE hn::Vec<U> Bf16Bits(V x) {
   const U du;
   const auto bits = hn::BitCast(du, x);
@@ -174,7 +175,7 @@ HWY_INLINE hn::Vec<U> Bf16Bits(V x) {
   return hn::ShiftRight<16>(hn::IfThenElse(nan, quiet, rounded));
 }
 
-// One bit an element: vector j's part of a run of bits.
+// Stores vector j's part of a run of bits, one bit per element.
 HWY_INLINE void StoreBits(hn::Mask<F> mask, uint8_t* to, size_t j) {
   if constexpr (kLanes >= 8) {
     hn::StoreMaskBits(F(), mask, to + kLanes / 8 * j);
@@ -185,7 +186,7 @@ HWY_INLINE void StoreBits(hn::Mask<F> mask, uint8_t* to, size_t j) {
   }
 }
 
-// The signs of vector j as bits of a block's codes, and back.
+// The signs of vector j as bits of a block's codes, and the inverse.
 HWY_INLINE void StoreSigns(V x, uint8_t* codes, size_t j) {
   StoreBits(hn::RebindMask(F(), hn::Lt(hn::BitCast(I(), x), hn::Zero(I()))), codes, j);
 }
@@ -199,7 +200,7 @@ HWY_INLINE hn::Mask<F> LoadSigns(const uint8_t* codes, size_t j) {
   }
 }
 
-// table[index % 16] in each lane. On AVX-512 the processor ignores higher bits by itself.
+// table[index % 16] in each lane. On AVX-512 the processor ignores higher bits.
 HWY_INLINE V LookUpLow4(V table, hn::Vec<U> index) {
 #if HWY_TARGET == HWY_AVX3
   return V{_mm512_permutexvar_ps(index.raw, table.raw)};
@@ -208,12 +209,12 @@ HWY_INLINE V LookUpLow4(V table, hn::Vec<U> index) {
 #endif
 }
 
-// Unpacker: from codes to their products with a scale. Products of code and scale are exact, so a
-// table of them, looked up by nibble, gives the same bits as a multiplication.
+// Unpacker: computes the products of codes and a scale. These are exact, so a table of them,
+// indexed by nibble, gives the same bits as a multiplication.
 template <int kBits>
 class Unpacker {
  public:
-  // Vectors that are taken together: their codes begin on a byte, and fill a row of the table's.
+  // Vectors that are unpacked together: their codes begin on a byte, and fill a row of the table.
   static constexpr size_t kStep = 8;
 
   explicit HWY_INLINE Unpacker(float scale) : scale_(hn::Set(F(), scale)) {
@@ -224,12 +225,12 @@ class Unpacker {
     }
   }
 
-  // Vector j of the kStep whose codes begin at `codes`; j must be known to the compiler.
+  // Vector j of the kStep vectors whose codes begin at `codes`; j must be a compile-time constant.
   HWY_INLINE V Values(const uint8_t* codes, size_t j) const {
     if constexpr (kBits == 1) {
       const V negative = hn::Xor(scale_, hn::BitCast(F(), hn::Set(U(), ~kAbsMask)));
       if constexpr (kLanes != 8) return hn::IfThenElse(LoadSigns(codes, j), negative, scale_);
-      // AVX2 makes no masks from bits: each lane moves its bit to where a sign stands.
+      // AVX2 can't make masks from bits: each lane shifts its bit to the sign position.
       uint32_t word;
       memcpy(&word, codes + sizeof(word) * (j / 4), sizeof(word));
       alignas(64) uint32_t shift[kLanes];
@@ -274,15 +275,15 @@ HWY_INLINE V LoadBf16(const uint8_t* at) {
   return hn::BitCast(F(), hn::ShiftLeft<16>(hn::PromoteTo(U(), half)));
 }
 
-// Rounds x half to even, and returns what a reader gets.
+// Rounds x half to even, and returns the rounded value.
 HWY_INLINE V StoreBf16(V x, uint8_t* at) {
   const auto half = Bf16Bits(x);
-  // DemoteTo saturates from signed values, and these lie within 0..65535.
+  // DemoteTo saturates signed values, and these are within 0..65535.
   hn::StoreU(hn::DemoteTo(Du16(), hn::BitCast(I(), half)), Du16(), reinterpret_cast<uint16_t*>(at));
   return hn::BitCast(F(), hn::ShiftLeft<16>(half));
 }
 
-// The new residual: the loss, or the old one where that is not finite.
+// The new residual: the loss, or the old residual where the loss is not finite.
 HWY_INLINE V Bf16Loss(V x, V decoded, V old) {
   const V kept = hn::Sub(x, decoded);
   const auto finite = hn::Lt(hn::Abs(kept), hn::BitCast(F(), hn::Set(U(), kInfBits)));

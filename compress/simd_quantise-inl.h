@@ -1,4 +1,4 @@
-// The encoding and decoding loops of int8, int4 and onebit, to the nearest. Included once for each
+// The encoding and decoding loops of int8, int4 and onebit, rounding to nearest. Included once per
 // target.
 #if defined(THINWIRE_COMPRESS_SIMD_QUANTISE_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef THINWIRE_COMPRESS_SIMD_QUANTISE_INL_H_
@@ -22,12 +22,12 @@ namespace thinwire::simd::HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
-// With 32 registers of 16 lanes a default block of x can stay in registers between the two passes.
+// With 32 registers of 16 lanes a default block of x stays in registers between the two passes.
 inline constexpr size_t kDefaultBlock = 256;
 inline constexpr bool kInRegisters = kLanes >= 16;
 inline constexpr size_t kVectors = kDefaultBlock / kLanes;
 
-// The vector that begins at element `i`. Without feedback `r` is null, and nothing is added to it.
+// The vector at element `i`. Without feedback `r` is null and not read.
 template <bool kFeedback>
 HWY_INLINE V LoadX(const float* g, const float* r, size_t i) {
   const V x = hn::LoadU(F(), g + i);
@@ -39,9 +39,9 @@ HWY_INLINE hn::Vec<I> Magnitude(V x) {
   return hn::And(hn::BitCast(I(), x), hn::Set(I(), static_cast<int32_t>(kAbsMask)));
 }
 
-// The hardware prefetcher loses track while a block is packed; asking for what comes a block later
-// makes up for it once data comes from memory, and costs little in cache. It is one block and not
-// several, since loops this fast need the near lines first (decision 9).
+// The hardware prefetcher loses track while a block is packed; prefetching one block ahead
+// compensates for that if data comes from memory, and costs little in cache. It is one block and
+// not several, since loops this fast need the near lines first (decision 9).
 inline constexpr size_t kPrefetchBytes = 1024;
 
 HWY_INLINE void PrefetchBlock(const void* at, size_t bytes) {
@@ -50,10 +50,10 @@ HWY_INLINE void PrefetchBlock(const void* at, size_t bytes) {
   }
 }
 
-// A block's scale, and the magnitude that tells its kind. What waits for the scale stays in vector
-// registers: the way to a general one and back takes longer than a division.
-// Members are of one size: the compiler copies a struct of several through memory, where the next
-// load has to wait for stores that it does not match.
+// A block's scale, and the magnitude that determines its kind. Values that depend on the scale stay
+// in vector registers: moving them to a general register and back takes longer than a division.
+// Members have one size: the compiler copies a struct with several sizes through memory, where the
+// next load must wait for stores that it does not match.
 struct BlockScale {
   hn::Vec<I> magnitudes;
   V scale, inverse;  // in every lane
@@ -67,7 +67,7 @@ HWY_INLINE V InAllLanes(hn::Vec<hn::CappedTag<float, 4>> v) {
 #elif HWY_TARGET == HWY_AVX2
   return V{_mm256_broadcastss_ps(v.raw)};
 #else
-  return v;  // which has the same value in all four
+  return v;  // the same value in all four lanes
 #endif
 }
 
@@ -80,7 +80,7 @@ HWY_INLINE auto FirstFour(W v) {
   }
 }
 
-// `magnitude` in every lane. FORMAT.md's step 4.
+// `magnitude` in every lane. Step 4 of FORMAT.md.
 template <int kBits>
 HWY_INLINE BlockScale ScaleFor(hn::Vec<I> magnitude) {
   // A division of the longest vectors takes as long as two of shorter ones.
@@ -93,7 +93,7 @@ HWY_INLINE BlockScale ScaleFor(hn::Vec<I> magnitude) {
   return {magnitude, InAllLanes(scale), InAllLanes(hn::Div(hn::Set(d, 1.0f), scale))};
 }
 
-// Halves upon halves: the order of FoldLanes.
+// Adds halves repeatedly: the order of FoldLanes.
 template <class W>
 HWY_INLINE float FoldVector(W v) {
   using DW = hn::DFromV<W>;
@@ -114,7 +114,7 @@ class Head {
     for (size_t i = 0; i < kParts; ++i) part_[i] = hn::Zero(D());
   }
 
-  // Vector j of the block; j must be known to the compiler, or the parts go through memory.
+  // Vector j of the block; j must be a compile-time constant, or the parts go through memory.
   HWY_INLINE void Add(size_t j, V x) {
     auto& part = part_[j % kParts];
     if constexpr (kBits == 1) {
@@ -124,7 +124,7 @@ class Head {
     }
   }
 
-  // `count`: the block's elements, without what fills it up.
+  // `count`: the block's elements without padding.
   HWY_INLINE BlockScale Finish(size_t count) {
     for (size_t width = kParts / 2; width > 0; width /= 2) {
       for (size_t i = 0; i < width; ++i) part_[i] = Fold(part_[i], part_[i + width]);
@@ -158,10 +158,10 @@ HWY_INLINE void StoreScale(V scale, uint8_t* at) {
   memcpy(at, &half, sizeof(half));
 }
 
-// The loss of an encoding: codes * scale is exact, so that a fused subtraction gives the same bits.
+// The loss of an encoding: codes * scale is exact, so a fused subtraction gives the same bits.
 HWY_INLINE V LossOf(V x, V codes, V scale) { return hn::NegMulAdd(codes, scale, x); }
 
-// The head of a block of x(j), j counting vectors: eight or more of them.
+// The head of a block whose vector j is x(j), for a multiple of eight vectors.
 template <int kBits, class X>
 HWY_INLINE BlockScale HeadOf(size_t vectors, size_t count, X x) {
   Head<kBits> head;
@@ -172,9 +172,9 @@ HWY_INLINE BlockScale HeadOf(size_t vectors, size_t count, X x) {
   return head.Finish(count);
 }
 
-// A rounding says how scaled elements become codes. Its Prepare(b) comes any time before the codes
-// of block b, but after those of block b - 2; ForBlock(b) gives what rounds the block, whose
-// Of(j, scaled) gives the codes of vector j. simd_options-inl.h has the other ones.
+// A Rounding converts scaled elements to codes. Prepare(b) is called any time before the codes of
+// block b are computed, but after those of block b - 2; ForBlock(b) returns the object that rounds
+// the block, whose Of(j, scaled) returns the codes of vector j. simd_options-inl.h has others.
 
 struct Codes {
   hn::Vec<I> whole;
@@ -191,8 +191,8 @@ class ToNearest {
   }
 };
 
-// Second pass: quantises x(j), packs the codes, and hands each vector's codes to sink(j, x, codes),
-// which stand for codes * scale.
+// Second pass: quantises x(j), packs the codes, and calls sink(j, x, codes) for each vector; the
+// decoded values are codes * scale.
 template <int kBits, class Rounding, class X, class Sink>
 HWY_INLINE void QuantiseBlock(size_t vectors, const BlockScale& s, Rounding rounding, X x,
                               uint8_t* codes, Sink sink) {
@@ -218,8 +218,8 @@ HWY_INLINE void QuantiseBlock(size_t vectors, const BlockScale& s, Rounding roun
   }
 }
 
-// A tiny block: scale 0, everything is loss. A block that is not finite: scale NaN, no residual is
-// touched. Codes are 0 in both. sink(j, x, kind) for every vector.
+// A tiny block has scale 0, and all of it is loss. A block that is not finite has scale NaN and an
+// unchanged residual. Codes are 0 in both. Calls sink(j, x, kind) for every vector.
 template <int kBits, class X, class Sink>
 HWY_NOINLINE void SpecialBlock(size_t vectors, uint32_t magnitude, X x, uint8_t* scale,
                                uint8_t* codes, Sink sink) {
@@ -241,7 +241,7 @@ HWY_NOINLINE void EncodeSpecial(size_t vectors, uint32_t magnitude, const float*
       });
 }
 
-// A default block with feedback, to the nearest, read once and kept in registers.
+// A default block with feedback, rounded to nearest, read once and kept in registers.
 template <int kBits>
 HWY_INLINE void EncodeInRegisters(const float* HWY_RESTRICT g, float* HWY_RESTRICT r,
                                   uint8_t* HWY_RESTRICT scale, uint8_t* HWY_RESTRICT codes) {
@@ -281,7 +281,7 @@ HWY_INLINE void EncodeInRegisters(const float* HWY_RESTRICT g, float* HWY_RESTRI
   }
 }
 
-// A block to come: what there is to know before it can be packed.
+// The next block: the data that is needed before it can be packed.
 template <int kBits, bool kFeedback>
 class AheadBlock {
  public:
@@ -294,7 +294,7 @@ class AheadBlock {
     });
   }
 
-  // x's vector j. Sums come from the first-level cache, since that is one load in place of two and
+  // Vector j of x. Sums come from the first-level cache, since that is one load instead of two and
   // an addition.
   HWY_INLINE V X(const float* HWY_RESTRICT g, size_t j) const {
     if constexpr (kFeedback) return hn::Load(F(), x_ + kLanes * j);
@@ -305,8 +305,8 @@ class AheadBlock {
   alignas(64) float x_[kFeedback ? kMaxBlock : kLanes];
 };
 
-// Looks one block ahead: the maximum and the divisions of block b + 1 overlap the packing of b.
-// kBlock: the block's elements, if the compiler is to know them; 0: blocks.block.
+// Looks one block ahead: the maximum and the divisions of block b + 1 overlap the packing of block
+// b. kBlock: the block's elements as a compile-time constant; 0: blocks.block.
 template <int kBits, bool kFeedback, size_t kBlock, class Rounding>
 HWY_INLINE void EncodeAhead(const Blocks& blocks, Rounding& rounding, const float* HWY_RESTRICT g,
                             float* HWY_RESTRICT r, uint8_t* HWY_RESTRICT scales,
@@ -340,7 +340,7 @@ HWY_INLINE void EncodeAhead(const Blocks& blocks, Rounding& rounding, const floa
   }
 }
 
-// Blocks without feedback are read twice: that is one load, and the divisions are not waited for.
+// Blocks without feedback are read twice: that costs one load, and hides the divisions.
 template <int kBits, bool kFeedback, class Rounding>
 HWY_INLINE void EncodeLoop(const Blocks& blocks, Rounding&& rounding, const float* g, float* r,
                            uint8_t* scales, uint8_t* codes) {
@@ -366,11 +366,11 @@ HWY_INLINE float LoadScale(const uint8_t* at) {
   return FloatOf(static_cast<uint32_t>(half) << 16);
 }
 
-// Where a decoded vector goes. kPast goes past the caches: `out` lies on vectors' boundaries.
+// Where a decoded vector goes. kPast bypasses the caches: `out` must be aligned to vectors.
 enum class To { kOut, kSum, kPast };
 
-// Stores past the caches read no line before they overwrite it, which spares almost half of the
-// traffic; but what the caches could have held is read from memory later.
+// Stores that bypass the caches read no line before they overwrite it, which saves almost half of
+// the traffic; but data that the caches could have held is later read from memory.
 inline constexpr size_t kPastCachesBytes = size_t{32} << 20;
 
 HWY_INLINE bool GoesPastCaches(size_t numel, const float* out) {
@@ -382,7 +382,7 @@ template <int kBits, To kTo>
 HWY_INLINE void DecodeLoop(const Blocks& blocks, const uint8_t* HWY_RESTRICT scales,
                            const uint8_t* HWY_RESTRICT codes, float* HWY_RESTRICT out) {
   constexpr size_t kStep = Unpacker<kBits>::kStep;
-  const size_t block = blocks.block, count = blocks.count;  // which `out` might alias
+  const size_t block = blocks.block, count = blocks.count;  // copies: `out` might alias them
   for (size_t b = 0; b < count; ++b) {
     const Unpacker<kBits> unpack(LoadScale(scales + 2 * b));
     for (size_t i = 0; i < block; i += kStep * kLanes) {

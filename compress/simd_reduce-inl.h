@@ -1,6 +1,6 @@
 // The owner's reduction of all ranks' shards in one pass: sum in rank order, mean, feedback,
-// encode, decode. What is summed stays in registers, and a block in the first-level cache. Included
-// once for each target.
+// encode, decode. Sums stay in registers, and a block in the first-level cache. Included once per
+// target.
 #if defined(THINWIRE_COMPRESS_SIMD_REDUCE_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef THINWIRE_COMPRESS_SIMD_REDUCE_INL_H_
 #undef THINWIRE_COMPRESS_SIMD_REDUCE_INL_H_
@@ -21,15 +21,15 @@ namespace thinwire::simd::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
 // Vectors that are summed together, so that a rank's pointers and scale are looked up once for all:
-// as many as Unpacker takes together.
+// as many as Unpacker unpacks together.
 inline constexpr size_t kSumStep = Unpacker<8>::kStep;
 
 // Bytes of their codes.
 template <int kUp>
 inline constexpr size_t kSumCodes = kSumStep* kLanes* kUp / 8;
 
-// The sum of all ranks' vectors t = 0 .. kStep - 1, in rank order. own(t) is the owner's vector;
-// loader(wire) gives a function of t for another rank's.
+// The sum of all ranks' vectors t = 0 .. kStep - 1, in rank order. own(t) is the owner's vector t;
+// loader(wire) returns a function of t for another rank's.
 template <size_t kStep, class Own, class Loader>
 HWY_INLINE void SumRanks(std::span<const uint8_t* const> wires, Own own, Loader loader,
                          V (&sum)[kStep]) {
@@ -47,7 +47,7 @@ HWY_INLINE void SumRanks(std::span<const uint8_t* const> wires, Own own, Loader 
   }
 }
 
-// The sums of a block's vectors, the next kSumStep ones at a time, for any number of ranks.
+// The sums of a block's vectors, kSumStep at a time, for any number of ranks.
 template <int kUp>
 class SumOfMany {
  public:
@@ -76,8 +76,8 @@ class SumOfMany {
   size_t codes_at_;
 };
 
-// The same for two ranks of which one is the owner: their sum has one order only, and nothing is
-// looked up within a block.
+// The same for two ranks of which one is the owner: their sum does not depend on the order, and
+// nothing is looked up within a block.
 template <int kUp>
 class SumOfTwo {
  public:
@@ -105,7 +105,7 @@ class SumOfTwo {
   const Unpacker<kUp> unpack_;
 };
 
-// A reduced block whose magnitude is special: out is 0, or NaN.
+// A reduced block that is special: out is 0 or NaN.
 template <int kDown, bool kFeedback>
 HWY_NOINLINE void ReduceSpecial(const float* buffer, size_t vectors, uint32_t magnitude, float* r,
                                 float* out, uint8_t* scale, uint8_t* codes) {
@@ -120,7 +120,8 @@ HWY_NOINLINE void ReduceSpecial(const float* buffer, size_t vectors, uint32_t ma
       });
 }
 
-// x goes through a buffer in the first-level cache: its maximum must be known before it is coded.
+// x goes through a buffer in the first-level cache: its maximum must be known before it is
+// quantised.
 template <template <int> class Sum, int kUp, int kDown, bool kFeedback>
 HWY_INLINE void ReduceLoop(const Blocks& blocks, const Reduction& args) {
   const size_t block = blocks.block, vectors = block / kLanes;
@@ -161,7 +162,7 @@ HWY_INLINE void ReduceLoop(const Blocks& blocks, const Reduction& args) {
   }
 }
 
-// Codecs without blocks: whole vectors, whose number of elements is returned. store(i, x) takes the
+// Codecs without blocks: does whole vectors, and returns the elements done. store(i, x) takes the
 // mean of the vector at element i.
 template <class Loader, class Store>
 HWY_INLINE size_t ReduceVectors(const Reduction& args, size_t n, Loader load, Store store) {

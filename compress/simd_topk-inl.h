@@ -1,5 +1,5 @@
 // topk's passes over a stage of elements, and its operations on the candidates of a whole tensor.
-// Included once for each target.
+// Included once per target.
 #if defined(THINWIRE_COMPRESS_SIMD_TOPK_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef THINWIRE_COMPRESS_SIMD_TOPK_INL_H_
 #undef THINWIRE_COMPRESS_SIMD_TOPK_INL_H_
@@ -24,24 +24,24 @@ namespace thinwire::simd::HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
-// A pass marks elements in words of bits, one bit each, and reads their places off. Both go without
-// branches that depend on the data: hits are so frequent that the processor's wrong guesses would
-// cost more than the vectors without a hit (decision 10).
+// A pass marks elements in words, one bit each, and then reads the indices of the set bits. Neither
+// step branches on the data: hits are so frequent that mispredicted branches would cost more than
+// the vectors without a hit (decision 10).
 inline constexpr size_t kWord = 64;
 inline constexpr size_t kWordVectors = kWord / kLanes;
 
-// The candidates that a pass found. Place i of its elements is `begin` + i to its caller.
+// The candidates that a pass found. Element i of the pass has index `begin` + i in the tensor.
 struct Found {
   uint32_t* HWY_RESTRICT index;
   uint32_t* HWY_RESTRICT bits;
   uint32_t begin;
   size_t count = 0;
 
-  // For countr_zero, where GCC would branch on whether a word is empty, which can't be foreseen.
+  // For countr_zero, where GCC would branch unpredictably on whether a word is empty.
   static constexpr uint64_t kLastBit = uint64_t{1} << 63;
 
-  // Elements i + b of all bits b that are set. Four at a time are written, set or not: few words
-  // have more, so that the processor guesses right how often the loop goes around.
+  // Appends elements i + b for all set bits b. Four at a time are written, whether set or not: few
+  // words have more, so that the number of iterations is well predicted.
   HWY_INLINE void AppendPlaces(uint64_t word, size_t i) {
     const size_t end = count + static_cast<size_t>(std::popcount(word));
     const uint32_t first = begin + static_cast<uint32_t>(i);
@@ -62,8 +62,8 @@ struct Found {
   size_t PlaceOf(size_t candidate) const { return index[candidate] - begin; }
 };
 
-// AddAndScan on single elements [i, end); returns how many there are now. (By value, so that the
-// loop over vectors keeps its own in registers.)
+// AddAndScan on single elements [i, end); returns the new count. (`found` is passed by value, so
+// that the vector loop keeps its own in registers.)
 template <bool kMomentum>
 HWY_NOINLINE size_t AddAndScanElements(const float* g, float* r, const Momentum& momentum, size_t i,
                                        size_t end, const Thresholds& keys, Found found) {
@@ -83,7 +83,7 @@ HWY_NOINLINE size_t AddAndScanElements(const float* g, float* r, const Momentum&
   return found.count;
 }
 
-// The lanes of a word's vectors that are found, one bit each.
+// One bit for each lane of a word's vectors that is found.
 HWY_INLINE uint64_t MarksOf(const hn::Mask<I>* found) {
   uint64_t marks = 0;
 #if HWY_TARGET == HWY_AVX3
@@ -92,7 +92,7 @@ HWY_INLINE uint64_t MarksOf(const hn::Mask<I>* found) {
     StoreBits(hn::RebindMask(F(), found[t]), reinterpret_cast<uint8_t*>(&marks), t);
   }
 #else
-  // Packed to bytes first, four vectors give their bits at once.
+  // Packed to bytes first, four vectors give their bits in one step.
   const hn::Repartition<int8_t, I> d8;
 #pragma GCC unroll 16
   for (size_t t = 0; t < kWordVectors; t += 4) {
@@ -107,8 +107,8 @@ HWY_INLINE uint64_t MarksOf(const hn::Mask<I>* found) {
   return marks;
 }
 
-// r = x for the kWord elements from i on, and a mark for each key above `below`. False, and nothing
-// is stored, if one of them is not finite.
+// r = x for the kWord elements from i on, and a mark for each key above `below`. Returns false and
+// stores nothing if one of them is not finite.
 template <bool kMomentum>
 HWY_INLINE bool AddWord(const float* HWY_RESTRICT g, float* HWY_RESTRICT r,
                         const Momentum& momentum, hn::Vec<I> below, size_t i,
@@ -142,8 +142,8 @@ HWY_INLINE bool AddWord(const float* HWY_RESTRICT g, float* HWY_RESTRICT r,
   return true;
 }
 
-// Candidates of a stage, from `from` on, get their values from r, where the sure ones leave what
-// sending them does. Nothing branches on which ones are sure, and all are stored.
+// Reads the values of a stage's candidates, from `from` on, from r, and stores there what sending
+// leaves of the sure ones. Without branches on which ones are sure: all are stored.
 HWY_INLINE void TakeValues(float* r, uint32_t sure, size_t from, const Found& found) {
   const size_t count = found.count - from;
   const uint32_t begin = found.begin;
@@ -223,7 +223,7 @@ size_t ScanT(const float* x, size_t n, uint32_t begin, uint32_t low, uint32_t hi
 
 // Operations on candidates.
 
-// The first of the elements from i on that are below `end`; none if there are none.
+// The lanes of the vector at element i that are below `end`.
 HWY_INLINE hn::Mask<I> Before(size_t i, size_t end) {
   return hn::FirstN(I(), i < end ? std::min(end - i, kLanes) : 0);
 }
@@ -235,8 +235,8 @@ HWY_INLINE hn::Vec<I> KeysAt(const uint32_t* bits, size_t i) {
 HWY_INLINE hn::Vec<I> SetKey(uint32_t key) { return hn::Set(I(), static_cast<int32_t>(key)); }
 
 #if HWY_TARGET != HWY_AVX3
-// For each mask of a vector the numbers of the lanes that are set, in order. (Highway's own table
-// is copied to the stack wherever GCC inlines it, which takes longer than all the rest.)
+// For each mask of a vector the numbers of the set lanes, in order. (GCC copies Highway's own table
+// to the stack wherever it inlines it, which takes longer than all the rest.)
 struct SetLanes {
   uint8_t of[size_t{1} << kLanes][kLanes];
 };
@@ -252,8 +252,8 @@ constexpr SetLanes ListSetLanes() {
 inline constexpr SetLanes kSetLanes = ListSetLanes();
 #endif
 
-// The lanes of a mask that are to be appended to arrays. Whole vectors are stored, since storing a
-// part of one is slow on Zen 4 (decision 10).
+// The lanes of a mask that are appended to arrays. Whole vectors are stored, since partial stores
+// are slow on Zen 4 (decision 10).
 class Chosen {
  public:
   template <class M>
@@ -287,7 +287,7 @@ class Chosen {
   size_t count_;
 };
 
-// Keys in memory, of which the last vector is filled up with kAllKeys: no key is larger.
+// Keys in memory; the last vector is padded with kAbsMask: no key is larger.
 class KeyList {
  public:
   HWY_INLINE KeyList(const uint32_t* bits, size_t count, uint32_t* to) : keys_(to), count_(count) {
@@ -317,7 +317,7 @@ class KeyList {
     return below;
   }
 
-  // Keeps the `count` keys below `key`, or those from it on.
+  // Keeps the `count` keys below `key`, or those that are not below it.
   template <bool kBelow>
   HWY_INLINE void Keep(uint32_t key, size_t count) {
     const auto border = SetKey(key);
@@ -333,7 +333,8 @@ class KeyList {
     Store(SetKey(kAbsMask), count);
   }
 
-  // The key of rank `rank` of at most a vector's: each is compared with all, without branches.
+  // The key of rank `rank` among at most one vector of keys: each is compared with all, without
+  // branches.
   HWY_INLINE RankedKey FindInVector(size_t rank) const {
     const auto all = Load(0);
     RankedKey found{};
@@ -359,7 +360,7 @@ class KeyList {
   uint32_t lowest_, highest_;
 };
 
-// Halves the range of keys until a vector of them is left.
+// Bisects the range of keys until one vector of them is left.
 RankedKey FindKeyT(const uint32_t* bits, size_t count, size_t rank, uint32_t guess,
                    uint32_t* spare) {
   KeyList list(bits, count, spare);
@@ -384,7 +385,7 @@ RankedKey FindKeyT(const uint32_t* bits, size_t count, size_t rank, uint32_t gue
   return {found.key, found.below + below};
 }
 
-// Which of the candidates from i on are on the near side of the border.
+// The candidates from i on that are within the border.
 HWY_INLINE hn::Mask<I> Within(const Border& border, hn::Vec<I> keys, size_t i) {
   const auto least =
       hn::IfThenElse(Before(i, border.ties_end), SetKey(border.key - 1), SetKey(border.key));

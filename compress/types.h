@@ -1,6 +1,6 @@
-// The few types that every layer shares, and the constants of a codec. compress/ includes nothing
-// of ours, so they live here. CUDA files read this, so it has neither Abseil nor functions of the
-// host alone.
+// The few types that every layer shares, and the constants of a codec. They are here because
+// compress/ includes no other folder. CUDA files include this header, so it uses neither Abseil nor
+// host-only functions.
 #ifndef THINWIRE_COMPRESS_TYPES_H_
 #define THINWIRE_COMPRESS_TYPES_H_
 
@@ -27,9 +27,9 @@ constexpr std::string_view Name(DType dtype) {
   return "unknown dtype";
 }
 
-// Contiguous elements, not owned, of the host or of the device that the user of the view works
-// with. On the host `data` needs only the alignment of a byte, on a device that of an element:
-// frameworks hand out slices at any element, and C callers at any address.
+// Contiguous elements, not owned, in memory of the host or of the device that the view's user works
+// with. On the host `data` may have any alignment, on a device it needs that of an element:
+// frameworks pass slices from any element, and C callers pass any address.
 struct TensorView {
   void* data = nullptr;
   size_t numel = 0;
@@ -50,10 +50,10 @@ struct Range {
   friend bool operator==(const Range&, const Range&) = default;
 };
 
-// A momentum that the exchange owns, in place of the optimizer: the engine's, or topk's local one.
+// A momentum that the exchange keeps in place of the optimizer: the engine's, or topk's local one.
 struct Momentum {
   float beta = 0.0f;
-  bool nesterov = false;      // as torch.optim.SGD's
+  bool nesterov = false;      // as in torch.optim.SGD
   float* velocity = nullptr;  // a float for each element; null: none, and beta is not read
 
   Momentum From(size_t element) const {
@@ -61,7 +61,7 @@ struct Momentum {
   }
 };
 
-// CodecTraits: the constants of a codec, which the compiler knows.
+// CodecTraits: the compile-time constants of a codec.
 
 // A codec's place in compress/codec_list.h. Each codec names its own in its header; the numbers are
 // part of the handshake.
@@ -70,25 +70,25 @@ enum class CodecId : uint8_t {};
 enum class Rounding : uint8_t { kNearest = 0, kStochastic = 1 };
 
 enum class CodecKind : uint8_t {
-  kElements,  // each element for itself
+  kElements,  // each element separately
   kBlocks,    // codes, and a scale for each block
   kEntries,   // the largest elements only, with their indices
-  kWidths,    // codes of as many bits as suit their block, and a scale for each block
+  kWidths,    // codes whose bits depend on their block, and a scale for each block
 };
 
 struct CodecTraits {
   CodecId id;
   std::string_view name;
   CodecKind kind;
-  int code_bits;  // of an element, without the scale; 32 for an entry; kWidths: of the default
-  int qmax = 0;   // largest code; 0 where elements have no shared scale
+  int code_bits;            // per element, without the scale; entries: 32; kWidths: default
+  int qmax = 0;             // largest code; 0 if elements have no shared scale
   bool has_kernels = true;  // kernels/ runs it on a device
 
   // Every rank gets every rank's entries: a shard has no owner, and there is no second hop.
   constexpr bool entries() const { return kind == CodecKind::kEntries; }
-  // The scales of all blocks say what a block's codes are, and where.
+  // The scales of all blocks determine where a block's codes are and their width.
   constexpr bool widths() const { return kind == CodecKind::kWidths; }
-  // Encoding loses something that the next step makes up for.
+  // Encoding has a loss that the next step compensates for.
   constexpr bool uses_feedback() const { return kind != CodecKind::kElements || qmax > 0; }
 };
 
@@ -96,7 +96,7 @@ struct CodecTraits {
 inline constexpr uint32_t kMinBlock = 128;
 inline constexpr uint32_t kMaxBlock = 4096;
 
-// Elements at any alignment.
+// Access to elements at any alignment.
 template <typename T>
 T Get(const void* base, size_t i) {
   T value;
@@ -112,7 +112,7 @@ void Put(void* base, size_t i, T value) {
 using Bytes = std::span<const uint8_t>;
 using MutableBytes = std::span<uint8_t>;
 
-// Memory of a device, or pinned memory of the host for one, which its last owner frees.
+// Device memory, or pinned host memory for a device, which its last owner frees.
 using DeviceMemory = std::shared_ptr<uint8_t[]>;
 
 }  // namespace thinwire

@@ -1,5 +1,5 @@
-// WeightedMean makes one update of those that members of training between sites have sent, and the
-// norms and products by which they are judged, in one pass through a core's cache.
+// WeightedMean combines the updates that members of training between sites have sent, and computes
+// the norms and products by which they are judged, in one pass through a core's cache.
 #ifndef THINWIRE_COMPRESS_WEIGHTED_MEAN_H_
 #define THINWIRE_COMPRESS_WEIGHTED_MEAN_H_
 
@@ -12,7 +12,7 @@
 
 namespace thinwire {
 
-// Doubles that inner products are added up in: lane l takes elements l, l + 16, ... of each
+// Accumulators (doubles) for inner products: lane l takes elements l, l + 16, ... of each
 // kProductPiece elements, and lanes are folded by halves. Products of floats are exact in a double,
 // so every instruction set gives the same bits.
 inline constexpr size_t kProductLanes = 16;
@@ -26,17 +26,17 @@ struct WeightedMeanArgs {
   std::span<const float> factors;  // by member
   size_t shard;
   std::span<float> mean;
-  // Added to: the product of each member's values with themselves, of each member's with the mean,
-  // and of the mean with itself. 2 * members + 1 in all.
+  // The function adds to these: the product of each member's values with themselves, of each
+  // member's with the mean, and of the mean with itself. 2 * members + 1 in all.
   std::span<double> products;
 };
 
-// Bytes of such shards.
+// The bytes of `numel` elements as such shards.
 size_t ShardsBytes(const CodecSpec& spec, size_t numel, size_t shard);
 
 // mean = factors[0] * values of member 0 + factors[1] * those of member 1 ..., every product and
 // every sum rounded to fp32, in this order. At least one member and one element. InvalidArgument
-// for a malformed shard (CheckWire), and then the mean is of no use. Allocates a shard's floats for
+// for a malformed shard (CheckWire); the mean is then undefined. Allocates a shard's floats for
 // each member.
 absl::Status WeightedMean(const WeightedMeanArgs& args);
 

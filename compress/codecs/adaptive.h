@@ -1,4 +1,4 @@
-// adaptive: as many bits for a block as its size deserves. compress/FORMAT.md, "adaptive".
+// adaptive: the number of bits of a block depends on its size. compress/FORMAT.md, "adaptive".
 // Bits by the logarithm of a block's size (reverse water-filling): Cover and Thomas, "Elements of
 // Information Theory", section 10.3.3, and for gradients DynamiQ, arXiv 2602.08923. Levels of a
 // Gaussian after a randomised Hadamard transform: EDEN, Vargaftik et al., arXiv 2108.08842.
@@ -22,12 +22,12 @@ struct CodecOperations;
 inline constexpr uint32_t kSmallSquares = (127u - 60u) << 23;  // 2^-60
 inline constexpr uint32_t kLargeSquares = (127u + 96u) << 23;  // 2^96
 inline constexpr uint16_t kFirstHead = (127u - 100u) << 7;     // 2^-100
-// From here on a decoder's sums could leave fp32: 256 levels of at most 4.7 each.
+// From this head on a decoder's sums could overflow fp32: 256 levels of at most 4.7 each.
 inline constexpr uint16_t kHugeHead = (127u + 116u) << 7;  // 2^116
-inline constexpr uint16_t kFirstNonFiniteHead = 0x7f80;  // of a decoder; an encoder sends kNanScale
+inline constexpr uint16_t kFirstNonFiniteHead = 0x7f80;  // for decoders; an encoder sends kNanScale
 
-// The sum of a block's squares, as BitsOf, where they neither overflow nor vanish. Elsewhere the
-// block is summed again, times SquaresFactor.
+// True if a block's sum of squares neither overflows nor vanishes. If not, the block is summed
+// again, times SquaresFactor.
 THINWIRE_HD bool SquaresAreInRange(float sum) {
   return BitsOf(sum) - kSmallSquares < kLargeSquares - kSmallSquares;
 }
@@ -36,7 +36,7 @@ THINWIRE_HD float SquaresFactor(float sum) {
 }
 THINWIRE_HD float Undo(float factor) { return factor > 1.0f ? 0x1p-64f : 0x1p80f; }
 
-// The head of a block whose squares, of elements times 1 / unit, add up to `sum`.
+// The head of a block whose sum of squares, of elements times 1 / unit, is `sum`.
 THINWIRE_HD uint16_t AdaptiveHead(float sum, float unit) {
   const float rms = sqrtf(sum * (1.0f / kTransform)) * unit;
   const uint32_t bits = BitsOf(rms);
@@ -47,41 +47,41 @@ THINWIRE_HD uint16_t AdaptiveHead(float sum, float unit) {
 // Widths.
 
 inline constexpr int kMaxWidth = 8;
-inline constexpr int kLowestThreshold = 1 - 128 * kMaxWidth;  // every head that counts has all bits
-inline constexpr int kHighestThreshold = kFirstNonFiniteHead;  // none has more than the floor
-inline constexpr size_t kPlaneBytes = kTransform / 8;          // a bit of each code of a block
+inline constexpr int kLowestThreshold = 1 - 128 * kMaxWidth;   // all nonzero heads get kMaxWidth
+inline constexpr int kHighestThreshold = kFirstNonFiniteHead;  // none gets more than the floor
+inline constexpr size_t kPlaneBytes = kTransform / 8;          // one bit of each code of a block
 
-// True of heads whose block has codes.
+// True if the block of this head has codes.
 THINWIRE_HD bool HasCodes(uint16_t head) { return head != 0 && head < kFirstNonFiniteHead; }
 
-// Seven bits of fraction: a step of 128 is a factor of two.
+// Heads have seven bits of fraction: a step of 128 is a factor of two.
 THINWIRE_HD int AdaptiveWidth(uint16_t head, int threshold, int floor) {
   if (!HasCodes(head)) return 0;
   const int width = (static_cast<int>(head) - threshold) >> 7;
   return width < floor ? floor : width > kMaxWidth ? kMaxWidth : width;
 }
 
-// Bit planes of all blocks together, for `sixteenths` of a bit an element.
+// Bit planes of all blocks together, for `sixteenths` / 16 bits per element.
 THINWIRE_HD size_t AdaptivePlanes(uint32_t sixteenths, size_t blocks) {
   return (blocks * sixteenths + 15) / 16;
 }
 
 // Codes.
 
-// The encoder's whole numbers: a head is 126 of them, so that 256 elements add up within 16 bits.
+// The encoder's integer unit: a head is 126 of them, so that sums of 256 elements fit in 16 bits.
 inline constexpr int kHeadUnits = 126;
-// The widest codes whose 256 levels add up within 16 bits.
+// The widest codes for which sums of 256 levels fit in 16 bits.
 inline constexpr int kNarrowWidth = 5;
 THINWIRE_HD constexpr int LevelUnits(int width) { return width <= kNarrowWidth ? 32 : 256; }
 
-// Elements times this are the encoder's whole numbers; signs hold a sixteenth.
+// Elements times this are the encoder's integers; the other factor, 1/16, is in the signs.
 THINWIRE_HD float AdaptiveInverse(float head) { return 16.0f * (kHeadUnits / head); }
 // Sums of levels times this, and a sign, are elements.
 THINWIRE_HD float AdaptiveStep(float head, int width) {
   return head / static_cast<float>(LevelUnits(width));
 }
 
-// Half-way from one level to the next, in sixteenths of the encoder's whole numbers.
+// Half-way between two levels, in sixteenths of the encoder's integers.
 THINWIRE_HD constexpr int HalfWay(int level, int next, int width) {
   return (level + next) * (8 * kHeadUnits) / LevelUnits(width);
 }
@@ -94,7 +94,7 @@ struct Adaptive {
   static const CodecInfo& Info();
 
   static const CodecOperations kReference;  // the normative scalar operations
-  static const CodecOperations kSimd;       // the loops, for the best instruction set of this CPU
+  static const CodecOperations kSimd;       // the loops for the best instruction set of this CPU
 };
 
 }  // namespace codecs

@@ -1,5 +1,5 @@
 // adaptive's transform, and its codes: the bit planes of a block from its transformed numbers, and
-// back. Included once for each target.
+// back. Included once per target.
 #if defined(THINWIRE_COMPRESS_CODECS_ADAPTIVE_CODES_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef THINWIRE_COMPRESS_CODECS_ADAPTIVE_CODES_INL_H_
 #undef THINWIRE_COMPRESS_CODECS_ADAPTIVE_CODES_INL_H_
@@ -19,13 +19,13 @@ namespace thinwire::simd::HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
-// The transform works on blocks of 16-bit whole numbers, whose sums are exact, so that their order
-// is free.
+// The transform works on blocks of 16-bit integers. Their sums are exact, so their order does not
+// matter.
 
 // A block has two orders. In `natural` order number i is element i. In `packed` order vector i is
-// what a packing of two vectors of 32 bits leaves: within each 128 bits four numbers of vector 2i,
-// then four of vector 2i + 1. The transform takes a block from one order to the other on its way,
-// so that neither packing nor unpacking has to sort.
+// the result of packing two vectors of 32 bits: within each 128 bits four numbers of vector 2i,
+// then four of vector 2i + 1. The transform also converts a block from one order to the other, so
+// that neither packing nor unpacking has to sort.
 using W = hn::Vec<I16>;
 inline constexpr size_t kWordLanes = hn::MaxLanes(I16());
 inline constexpr size_t kWords = kTransform / kWordLanes;
@@ -33,10 +33,10 @@ struct alignas(64) Block16 {
   int16_t at[kTransform];
 };
 
-// Vector i of a packed block, of vectors 2i and 2i + 1.
+// Vector i of a packed block, from vectors 2i and 2i + 1.
 HWY_INLINE W PackWords(hn::Vec<I> a, hn::Vec<I> b) { return hn::ReorderDemote2To(I16(), a, b); }
 
-// The way back, times 2^16.
+// The inverse, times 2^16.
 HWY_INLINE hn::Vec<I> LowerShifted(W packed) {
   return hn::BitCast(I(), hn::InterleaveLower(I16(), hn::Zero(I16()), packed));
 }
@@ -44,30 +44,31 @@ HWY_INLINE hn::Vec<I> UpperShifted(W packed) {
   return hn::BitCast(I(), hn::InterleaveUpper(I16(), hn::Zero(I16()), packed));
 }
 
-// Sum and difference: the butterflies of the bit of the index that tells two vectors apart.
+// Sum and difference: the butterflies of the index bit in which the two vectors differ.
 HWY_INLINE void Cross(W& a, W& b) {
   const W sum = hn::Add(a, b), difference = hn::Sub(a, b);
   a = sum;
   b = difference;
 }
 
-// The rest exchanges the bit that tells a from b for one within the vectors.
+// The functions below exchange the index bit that distinguishes a from b for a bit within the
+// vectors.
 
-// The lowest three bits and that one, turned around by one place.
+// Rotates that bit and the lowest three bits by one place.
 HWY_INLINE void Rotate(W& a, W& b) {
   const W low = hn::InterleaveLower(I16(), a, b), high = hn::InterleaveUpper(I16(), a, b);
   a = low;
   b = high;
 }
 
-// The bit that tells halves of 512 bits apart.
+// The bit that distinguishes halves of 512 bits.
 HWY_INLINE void ExchangeHalves(W& a, W& b) {
   const W low = hn::ConcatLowerLower(I16(), b, a), high = hn::ConcatUpperUpper(I16(), b, a);
   a = low;
   b = high;
 }
 
-// The bit that tells neighbouring blocks of 128 bits apart.
+// The bit that distinguishes neighbouring blocks of 128 bits.
 HWY_INLINE void ExchangeBlocks(W& a, W& b) {
   if constexpr (kWordLanes == 16) return ExchangeHalves(a, b);
   const W low = hn::OddEvenBlocks(hn::SwapAdjacentBlocks(b), a);
@@ -75,7 +76,7 @@ HWY_INLINE void ExchangeBlocks(W& a, W& b) {
   a = low;
 }
 
-// Pairs that go through the stages side by side: a stage of one pair waits for the stage before it.
+// Pairs that are interleaved: a stage of one pair must wait for the stage before it.
 inline constexpr size_t kPairs = 4;
 
 // Applies a stage to pairs v[i], v[i + kWords / 2].
@@ -86,7 +87,7 @@ HWY_INLINE void ForPairs(W* v) {
 }
 
 // The butterflies of all bits within the vectors, and of the one between them. The order of the two
-// exchanges decides where the bits end.
+// exchanges decides where the bits end up.
 template <bool kToNatural>
 HWY_INLINE void CrossWithin(W* v) {
   ForPairs<Cross>(v);
@@ -141,7 +142,7 @@ inline constexpr size_t kByteLanes = hn::MaxLanes(U8());
 
 // Narrow widths: the levels of a block fit in bytes, and their sums in 16 bits.
 
-// From transformed numbers to their codes, and the codes' levels in their place. Natural order.
+// Converts transformed numbers to codes, and replaces them by the codes' levels. Natural order.
 HWY_NOINLINE void EncodeNarrow(int width, Block16& block, uint8_t* HWY_RESTRICT planes) {
   const codecs::NarrowTable& table = codecs::kNarrowTables[width - 1];
   const auto levels = hn::LoadDup128(U8(), table.level);
@@ -150,7 +151,8 @@ HWY_NOINLINE void EncodeNarrow(int width, Block16& block, uint8_t* HWY_RESTRICT 
     const auto negative = hn::Lt(value, hn::Zero(I16()));
     hn::StoreMaskBits(I16(), negative, planes);
     const W magnitude = hn::Abs(value);
-    // The bytes of a key look up those of a border: the lower one at key, the upper one behind it.
+    // The two bytes of a key look up the two bytes of a border: the lower one at key, the upper one
+    // next.
     W key = hn::Set(I16(), 0x0100), bit = hn::Set(I16(), 0x0808);
     for (int step = 0; step + 1 < width; ++step) {
       const W border = hn::TableLookupBytes(hn::LoadDup128(I16(), table.border[step]), key);
@@ -159,14 +161,14 @@ HWY_NOINLINE void EncodeNarrow(int width, Block16& block, uint8_t* HWY_RESTRICT 
       key = hn::Add(key, hn::IfThenElseZero(above, bit));
       bit = hn::ShiftRight<1>(bit);
     }
-    // An upper byte of 0x80 and more is looked up as 0.
+    // An upper byte of at least 0x80 is looked up as 0.
     const auto bytes = hn::BitCast(U8(), hn::Or(key, hn::Set(I16(), INT16_MIN)));
     const W level = hn::BitCast(I16(), hn::TableLookupBytesOr0(levels, bytes));
     hn::Store(hn::IfThenElse(negative, hn::Neg(level), level), I16(), block.at + kWordLanes * i);
   }
 }
 
-// From codes to levels, in natural order.
+// Converts codes to levels, in natural order.
 HWY_NOINLINE void DecodeNarrow(int width, const uint8_t* HWY_RESTRICT planes, Block16& block) {
   const hn::Half<I8> half;
   const auto levels = hn::LoadDup128(U8(), codecs::kNarrowTables[width - 1].level);
@@ -186,8 +188,8 @@ HWY_NOINLINE void DecodeNarrow(int width, const uint8_t* HWY_RESTRICT planes, Bl
   }
 }
 
-// Wide ones are rare, and are looked up element by element: levels in two parts, so that the sums
-// of both stay within 16 bits.
+// Wide codes are rare, and are looked up one by one: their levels have two parts, so that the sums
+// of both fit in 16 bits.
 struct Parts {
   Block16 coarse, fine;
 };
@@ -205,7 +207,7 @@ HWY_INLINE void LevelsOfCodes(int width, const Codes8& codes, Parts& parts) {
   }
 }
 
-// From transformed numbers, the coarse part, to their codes, and the codes' levels in their place.
+// Converts transformed numbers (the coarse part) to codes, and replaces them by the codes' levels.
 HWY_NOINLINE void EncodeWide(int width, Parts& parts, uint8_t* HWY_RESTRICT planes) {
   const codecs::WideTable& table = codecs::kWideTables[width - kNarrowWidth - 1];
   Codes8 codes;

@@ -1,5 +1,5 @@
-// Tables that adaptive's levels give at compile time: borders between them in the encoder's whole
-// numbers, as the loops of adaptive_codes-inl.h look them up.
+// Tables that are computed from adaptive's levels at compile time: the borders between levels, in
+// the encoder's integers, as the loops of adaptive_codes-inl.h look them up.
 #ifndef THINWIRE_COMPRESS_CODECS_ADAPTIVE_TABLES_H_
 #define THINWIRE_COMPRESS_CODECS_ADAPTIVE_TABLES_H_
 
@@ -15,14 +15,14 @@ namespace thinwire::codecs {
 constexpr size_t LevelCount(int width) { return size_t{1} << (width - 1); }
 constexpr const uint16_t* LevelsOf(int width) { return kAdaptiveLevels + LevelCount(width) - 1; }
 
-// A magnitude above border i lies nearer to level i + 1 than to level i.
+// A magnitude above border i is nearer to level i + 1 than to level i.
 constexpr int16_t BorderAt(int width, size_t i) {
   return static_cast<int16_t>(HalfWay(LevelsOf(width)[i], LevelsOf(width)[i + 1], width));
 }
 
 // A narrow width's index is found from its highest bit down. Bit 3 of a key is the index's highest
-// bit, whatever the width, and the key's other bits are 0 until they are found, so that one loop
-// does all widths: step s compares with border[s][key / 2] and adds 8 >> s to the key.
+// bit, for every width, and the key's other bits are 0 until they are found, so that one loop
+// serves all widths: step s compares with border[s][key / 2] and adds 8 >> s to the key.
 inline constexpr int kKeyBits = kNarrowWidth - 1;
 struct NarrowTable {
   alignas(16) int16_t border[kKeyBits][8] = {};
@@ -48,12 +48,12 @@ inline constexpr NarrowTable kNarrowTables[kNarrowWidth] = {MakeNarrowTable(1), 
                                                             MakeNarrowTable(3), MakeNarrowTable(4),
                                                             MakeNarrowTable(5)};
 
-// Where many levels are, magnitudes are taken in cells of 16: a cell's have passed `start` borders,
-// or one more.
+// For wide codes, magnitudes are grouped in cells of 16: those of a cell have passed `start`
+// borders, or one more.
 inline constexpr int kCell = 16;
 inline constexpr size_t kCells = 560;
 struct WideTable {
-  int16_t border[128] = {};  // there is none behind the last level
+  int16_t border[128] = {};  // nothing passes the border after the last level
   uint8_t start[kCells] = {};
 
   // The number of borders passed.
@@ -80,8 +80,8 @@ constexpr WideTable MakeWideTable(int width) {
 inline constexpr WideTable kWideTables[kMaxWidth - kNarrowWidth] = {
     MakeWideTable(6), MakeWideTable(7), MakeWideTable(8)};
 
-// The levels of all codes of a width, with their signs, in two parts that each fit in a byte:
-// 256 of each add up within 16 bits. The coarse one, in units of 16, is the upper byte.
+// The levels of all codes of a width, with their signs, in two parts that each fit in a byte, so
+// that sums of 256 fit in 16 bits. The coarse part, in units of 16, is the upper byte.
 inline constexpr int kFineBits = 4;
 struct SplitLevels {
   int16_t at[256] = {};

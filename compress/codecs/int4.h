@@ -16,7 +16,7 @@ struct Int4 : Quantiser<7> {
       .id = CodecId{3}, .name = "int4", .kind = CodecKind::kBlocks, .code_bits = 4, .qmax = 7};
   static const CodecInfo& Info();
 
-  static constexpr bool kTransforms = true;  // it knows hadamard=1
+  static constexpr bool kTransforms = true;  // supports hadamard=1
 };
 
 }  // namespace thinwire::codecs

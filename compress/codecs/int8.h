@@ -16,7 +16,7 @@ struct Int8 : Quantiser<127> {
       .id = CodecId{2}, .name = "int8", .kind = CodecKind::kBlocks, .code_bits = 8, .qmax = 127};
   static const CodecInfo& Info();
 
-  static constexpr bool kTransforms = false;  // it knows hadamard=1
+  static constexpr bool kTransforms = false;  // does not support hadamard=1
 };
 
 }  // namespace thinwire::codecs

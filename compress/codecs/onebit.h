@@ -25,8 +25,8 @@ THINWIRE_HD float FoldLanes(float* lanes) {
   return lanes[0];
 }
 
-// The mean stands for the block's magnitude in KindOf. A sum that overflows is an Inf, as a lone
-// Inf would make it.
+// KindOf takes the mean as the block's magnitude. A sum that overflows is Inf, as with an element
+// that is Inf.
 THINWIRE_HD float MeanOf(float sum, size_t count) { return sum / static_cast<float>(count); }
 
 THINWIRE_HD float OneBitScale(float mean) { return FromBf16(ToBf16(mean)); }
@@ -38,7 +38,7 @@ struct OneBit {
       .id = CodecId{4}, .name = "onebit", .kind = CodecKind::kBlocks, .code_bits = 1, .qmax = 1};
   static const CodecInfo& Info();
 
-  // The members of Quantiser<> (compress/element_math.h), which says what they are.
+  // The members of Quantiser<> (compress/element_math.h), which documents them.
   static constexpr bool kMean = true;
   static constexpr int kTinyCode = 1;
   static constexpr bool kStochastic = false;

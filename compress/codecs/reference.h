@@ -1,5 +1,5 @@
 // The normative reference: one element after the other, with the element math that CUDA shares.
-// Operations of any codec of elements, and of any codec of blocks, from the members of its type.
+// Implements any codec of elements and any codec of blocks with the members of its type.
 #ifndef THINWIRE_COMPRESS_CODECS_REFERENCE_H_
 #define THINWIRE_COMPRESS_CODECS_REFERENCE_H_
 
@@ -15,7 +15,7 @@
 
 namespace thinwire {
 
-// Single elements of a tensor of any dtype and alignment.
+// Access to single elements of a tensor of any dtype and alignment.
 inline float Load(const TensorView& view, size_t i) {
   switch (view.dtype) {
     case DType::kF32: return Get<float>(view.data, i);
@@ -35,7 +35,7 @@ inline void Store(const TensorView& view, size_t i, float value) {
 
 namespace codecs {
 
-// x = g + r, or g where there is no feedback.
+// x = g + r, or g without feedback.
 inline float InputAt(const float* g, const float* r, size_t i) {
   return r == nullptr ? Get<float>(g, i) : Get<float>(g, i) + Get<float>(r, i);
 }
@@ -49,7 +49,7 @@ class ReferenceElements {
       const typename Codec::Code code = Codec::CodeOf(x);
       Put(wire + piece.codes_offset(), i, code);
       const float kept = x - Codec::ValueOf(code);
-      // An x that is not finite, or whose loss is not, leaves its residual as it was.
+      // If x or its loss is not finite, the residual is unchanged.
       if (r != nullptr && IsFinite(kept) && IsFinite(x)) Put(r, i, kept);
     }
   }
@@ -97,7 +97,7 @@ class ReferenceBlocks {
   static_assert(kBits == 1 || kBits == 2 || kBits == 4 || kBits == 8, "a code lies in one byte");
   using Values = std::array<float, kMaxBlock>;
 
-  // A block of a piece, which `begin` counts from.
+  // A block of a piece; `begin` counts from the piece's first element.
   struct Block {
     size_t begin, count;
     size_t number(const Piece& piece) const { return begin / piece.block(); }
@@ -144,7 +144,7 @@ class ReferenceBlocks {
     return Codec::CodeFor(x, 1.0f / scale);
   }
 
-  // Codes are two's complement, the first in the lowest bits; of one bit it is the sign.
+  // Codes are two's complement, the first in the lowest bits; a code of one bit is the sign.
   static void PutCode(uint8_t* codes, size_t i, int code) {
     const unsigned bits = kBits == 1 ? code < 0 : static_cast<unsigned>(code) & ((1u << kBits) - 1);
     codes[i * kBits / 8] |= static_cast<uint8_t>(bits << (i * kBits % 8));
@@ -155,13 +155,13 @@ class ReferenceBlocks {
     return bits < 1 << (kBits - 1) ? bits : bits - (1 << kBits);
   }
 
-  // A sign is no factor: of a scale that is NaN, a product would have the sign that the CPU likes.
+  // The sign is not applied as a factor: for a NaN scale, the sign of a product depends on the CPU.
   static float ValueFor(int code, float scale) {
     if (kBits == 1) return FloatOf(BitsOf(scale) ^ (code < 0 ? ~kAbsMask : 0));
     return ValueOf(code, scale);
   }
 
-  // The transform and its inverse differ in where the signs stand.
+  // The transform and its inverse differ in where the signs are applied.
   static void Forward(const Piece& piece, float* x) {
     for (size_t i = 0; i < kTransform; ++i) x[i] = x[i] * piece.shard.signs[i];
     Butterflies(x);
@@ -206,7 +206,7 @@ class ReferenceBlocks {
   }
 };
 
-// The table of a codec's reference, by its kind.
+// The reference operations of a codec, by its kind.
 template <typename Codec>
 constexpr CodecOperations ReferenceOf() {
   using Reference = std::conditional_t<Codec::kTraits.kind == CodecKind::kBlocks,

@@ -1,4 +1,4 @@
-// ternary: 0, or plus or minus the threshold, in two bits an element. compress/FORMAT.md,
+// ternary: 0, or plus or minus the threshold, in two bits per element. compress/FORMAT.md,
 // "ternary". The rule is that of MXNet's gradient compression of type 2bit, after Strom, "Scalable
 // Distributed DNN Training Using Commodity GPU Cloud Computing", Interspeech 2015, which sends the
 // same values with their indices.

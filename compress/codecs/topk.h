@@ -18,24 +18,24 @@ struct EncodeArgs;
 // An entry's index counts within its sub-block, so that 16 bits hold it.
 inline constexpr size_t kSubBlock = 65536;
 
-// k, for a density in millionths: at least one, unless there are no elements at all.
+// k, for a density in millionths: at least one unless there are no elements.
 inline size_t EntryCount(uint32_t density_ppm, size_t numel) {
   const size_t wanted = (numel * density_ppm + 999999) / 1000000;
   return numel == 0 ? 0 : wanted == 0 ? 1 : wanted;
 }
 
-// Elements are ordered by the bits of their magnitude, so that a NaN is larger than everything.
+// Elements are ordered by the bits of their magnitude, so a NaN is larger than everything else.
 THINWIRE_HD uint32_t SelectionKey(float x) { return BitsOf(x) & kAbsMask; }
 
-// The next step's search starts from this part of the k-th magnitude. With feedback many elements
-// wait just below it, so a smaller part finds many more candidates (decision 10); from step to step
-// the magnitude moves by less than this.
+// The next step's search starts from this fraction of the k-th magnitude. With feedback many
+// elements wait just below it, so a smaller fraction finds many more candidates (decision 10); from
+// step to step the magnitude changes by less than this.
 inline constexpr float kCarry = 63.0f / 64;
 
-// The key to start from, for the k-th magnitude of the step before; 0: there was none.
+// The key to start from, given the last step's k-th magnitude, or 0 if there was none.
 THINWIRE_HD uint32_t CarriedKey(float threshold) { return BitsOf(threshold * kCarry); }
 
-// An x that is not finite is sent as it is and leaves its residual as it was.
+// If x is not finite it is sent as it is and the residual is unchanged.
 THINWIRE_HD bool StoresResidual(float x) { return SelectionKey(x) < kHugeBits; }
 
 // An entry has the index in its low half and the value as bf16 in the high one.
@@ -52,9 +52,9 @@ struct TopK {
       .id = CodecId{5}, .name = "topk", .kind = CodecKind::kEntries, .code_bits = 32};
   static const CodecInfo& Info();
 
-  // On the CPU: the exact k largest in one pass over the data while last step's threshold holds. It
-  // is Backend::EncodeAll of a shard of at least one element, and writes all of the wire but its
-  // padding.
+  // On the CPU: finds the exact k largest in one pass over the data while last step's threshold
+  // holds. Like Backend::EncodeAll of a shard of at least one element; writes the whole wire except
+  // its padding.
   static void Encode(const CodecSpec& spec, const EncodeArgs& args);
 };
 
