@@ -1,16 +1,15 @@
-// Times of our allreduce and of Gloo's fp32 allreduce, interleaved in one run; one process a rank.
+// Times our allreduce and Gloo's fp32 allreduce, interleaved in one run; one process per rank.
 //
 //   allreduce_bench FOLDER REPETITIONS SMALLEST LARGEST ROWS
 //
-// RANK, WORLD_SIZE and GLOO_SOCKET_IFNAME are the environment's, as bench/lab.py sets them. Ranks
-// meet in FOLDER, where rank 0 leaves times.json: a line for each size in bytes from SMALLEST to
-// LARGEST, with the seconds of every repetition. ROWS: codecs with settings behind them, such as
+// RANK, WORLD_SIZE and GLOO_SOCKET_IFNAME come from the environment, as bench/lab.py sets them.
+// Ranks meet in FOLDER, where rank 0 writes times.json: a line for each size in bytes from SMALLEST
+// to LARGEST, with the seconds of every repetition. ROWS: codecs followed by settings, such as
 // "int4,int4+hierarchical+auto": "checksum", a topology, a transport, "congestion=" with a
 // control's name, "chunk=" with bytes, or "loops=" with a number.
 //
-// A repetition is one allreduce after a barrier. Of tensors up to 64 KiB it is twenty in a row, of
-// which it has the mean: a barrier lets the ranks go at times that differ by more than such a
-// tensor takes.
+// A repetition is one allreduce after a barrier. For tensors up to 64 KiB it is the mean of twenty
+// in a row: a barrier releases the ranks at times that differ by more than such a tensor takes.
 #include <gloo/allreduce.h>
 #include <gloo/barrier.h>
 #include <gloo/broadcast.h>
@@ -50,7 +49,7 @@ constexpr const char* kGloo = "Gloo";
 constexpr size_t kSizes[] = {64,     1024,    4096,    16384,    65536,
                              262144, 1048576, 4194304, 16777216, 67108864};
 
-// Gloo's own fp32 allreduce, as people use it. Ranks meet in `folder`; it listens on `interface`.
+// Gloo's own fp32 allreduce, as commonly used. Ranks meet in `folder`; it listens on `interface`.
 class GlooBaseline {
  public:
   GlooBaseline(int rank, int size, const std::string& folder, const std::string& interface)
@@ -108,7 +107,7 @@ std::vector<std::string> Split(const std::string& text, char between) {
   return parts;
 }
 
-// One of the settings behind a codec; the text outlives the options.
+// Applies one of the settings after a codec; the text must outlive the options.
 void Set(const std::string& setting, tw_options* options) {
   constexpr std::string_view kChunk = "chunk=", kCongestion = "congestion=", kLoops = "loops=";
   if (setting == "checksum") {
@@ -152,7 +151,7 @@ tw_comm* Connect(const Setup& setup, const std::string& row) {
   return comm;
 }
 
-// A call takes so many seconds; for small tensors it is the mean of kSmallCalls in a row.
+// The seconds of a call; for small tensors the mean of kSmallCalls in a row.
 double Seconds(size_t bytes, const std::function<void()>& call) {
   const int calls = bytes <= kSmall ? kSmallCalls : 1;
   const double begin = Now();
@@ -160,7 +159,7 @@ double Seconds(size_t bytes, const std::function<void()>& call) {
   return (Now() - begin) / calls;
 }
 
-// A call of a large tensor is named, so it keeps residuals, which is what training does.
+// A call for a large tensor has a name, so it keeps residuals, as in training.
 void AllReduce(tw_comm* comm, std::vector<float>& values) {
   float* const data = values.data();
   const size_t n = values.size();
@@ -173,9 +172,9 @@ void AllReduce(tw_comm* comm, std::vector<float>& values) {
   Check(tw_wait(work));
 }
 
-// Another gradient each step, as training has: the same noise, shifted. What a codec with feedback
-// does depends on it: were all steps alike, residuals would grow in step, and topk would find
-// another threshold each time.
+// Another gradient in each step, as in training: the same noise, shifted. The behaviour of a codec
+// with feedback depends on it: if all steps were alike, residuals would grow in step, and topk
+// would find another threshold each time.
 class Gradients {
  public:
   Gradients(int rank, size_t n) : n_(n), noise_(n + kShifts * kShift) {
@@ -193,8 +192,8 @@ class Gradients {
   std::vector<float> noise_;
 };
 
-// Elements of a result, over all ranks, that are not rank 0's bit for bit; of fp32 and bf16 also
-// those that are further from the fp64 mean than the format and n - 1 sums in fp32 allow.
+// Elements of a result, over all ranks, that differ from rank 0's in any bit; for fp32 and bf16
+// also those that are further from the fp64 mean than the format and n - 1 sums in fp32 allow.
 size_t Wrong(const Setup& setup, GlooBaseline& gloo, const std::string& codec, int step,
              const std::vector<float>& values) {
   std::vector<float> first = values;
@@ -221,7 +220,8 @@ size_t Wrong(const Setup& setup, GlooBaseline& gloo, const std::string& codec, i
   return static_cast<size_t>(sum);
 }
 
-// A line of times.json: the wrong elements of every row, and the seconds of Gloo and of each.
+// Writes a line of times.json: the wrong elements of every row, and the seconds of Gloo and of each
+// row.
 void Measure(const Setup& setup, GlooBaseline& gloo, std::map<std::string, tw_comm*>& comms,
              size_t bytes, std::ofstream& out) {
   const size_t n = bytes / sizeof(float);
@@ -244,7 +244,7 @@ void Measure(const Setup& setup, GlooBaseline& gloo, std::map<std::string, tw_co
     }
   }
   out << "{\"bytes\": " << bytes;
-  // Once more, without a clock: the calls that are timed above are the same.
+  // Once more, untimed: the timed calls above are the same.
   for (auto& [row, comm] : comms) {
     const std::span<const float> gradient = gradients.OfStep(repetitions);
     std::vector<float> values(gradient.begin(), gradient.end());

@@ -1,7 +1,7 @@
 // Every codec operation against its twin, interleaved in one run. Names are OP/SPEC/BYTES, BYTES of
 // fp32. Counters: ratio_to_twin (median time / median twin time), its spread (the middle half of
-// the repetitions' ratios), and the fp32 bandwidth of both. With --simd=AVX2 another instruction
-// set. One operation has another measure than a twin: rounding is stochastic against nearest.
+// the repetitions' ratios), and the fp32 bandwidth of both. --simd=AVX2 selects another instruction
+// set. One operation is not compared with a twin: stochastic rounding is compared with nearest.
 #include <benchmark/benchmark.h>
 
 #include <algorithm>
@@ -23,7 +23,7 @@ namespace {
 constexpr int kRepetitions = 21;
 constexpr size_t kBytesPerRepetition = size_t{16} << 20;
 
-// A codec with all that any operation reads or writes.
+// A codec with all that the operations read or write.
 struct Arrays {
   Arrays(const CodecSpec& codec, size_t count)
       : spec(codec),
@@ -41,7 +41,7 @@ struct Arrays {
     codecs.Encode(spec, {g, n}, nullptr, peer);
   }
 
-  // Another gradient each step, as training has: the same values, shifted.
+  // Another gradient in each step, as in training: the same values, shifted.
   float* NextGradient() { return g + kShift * (step++ % kShifts); }
   void Encode(Rounding rounding) {
     CodecSpec now = spec;
@@ -53,13 +53,13 @@ struct Arrays {
     wires[0] = nullptr;
     codecs.Reduce({spec, spec, wires, {g, n}, 0.5f, r, {out, n}, wire, {}});
   }
-  // A twin moves a.n elements of what `moved` has.
+  // Runs a twin that moves n elements of the arrays in `moved`.
   void Twin(twin::Moved moved) {
     moved.numel = n;
     moved.bits = bits;
     twin::Move(moved);
   }
-  // Each further rank's bytes are read, and the sum stays where it is.
+  // The bytes of each further rank are read; the sum stays in `out`.
   void TwinOfReduce(size_t peers) {
     for (size_t rank = 1; rank < peers; ++rank) Twin({.codes_in = peer, .floats = out});
     Twin({.gradient = g, .residual = r, .codes_in = peer, .floats = out, .codes_out = wire});
@@ -106,7 +106,7 @@ const std::map<std::string, Operation> kOperations = {
       [](Arrays& a) { a.Twin({.codes_in = a.peer, .floats = a.out, .add = true}); }}},
     {"reduce_requant", {[](Arrays& a) { a.Reduce(1); }, [](Arrays& a) { a.TwinOfReduce(1); }}},
     {"reduce8_requant", {[](Arrays& a) { a.Reduce(7); }, [](Arrays& a) { a.TwinOfReduce(7); }}},
-    // topk with the last step's threshold. Its entries are few.
+    // topk with the last step's threshold. It has few entries.
     {"select",
      {[](Arrays& a) {
         a.codecs.Encode(a.spec, {.gradient = {a.NextGradient(), a.n},
@@ -131,7 +131,7 @@ double Seconds(Body body, Arrays& arrays, size_t rounds) {
 void Run(benchmark::State& state, const std::string& op, const CodecSpec& spec, size_t bytes) {
   const size_t n = bytes / sizeof(float), rounds = std::max<size_t>(1, kBytesPerRepetition / bytes);
   const Operation& operation = kOperations.at(op);
-  // Each side has arrays of its own, so that residuals stay what each made them.
+  // Each side has its own arrays, so that residuals stay what each side made them.
   Arrays mine(spec, n), twins(spec, n);
   std::vector<double> codec, twin, ratio;
   for (auto _ : state) {

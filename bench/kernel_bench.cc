@@ -1,13 +1,13 @@
-// The kernels, checked and timed.
+// Checks and times the kernels.
 //
 //   kernel_bench               times every operation against its twin on the first GPU: JSON
 //   kernel_bench --device      names that GPU, or says why there is none
 //   kernel_bench --profile     runs kernels of each kind once or twice, for a profiler
 //
-// Names are OP/SPEC/BYTES, BYTES of fp32, for chunks of one of them. ratio_to_twin is the median
-// time over the twin's, the two interleaved, with other, clean data in the L2 cache before each;
-// spread is the middle half of the repetitions' ratios; terabytes_per_second counts what is read
-// and written. A codec is timed only after its bytes were compared with the reference's.
+// Names are OP/SPEC/BYTES, BYTES of fp32; for operations on chunks, of one chunk. ratio_to_twin is
+// the median time over the twin's, the two interleaved, with other, clean data in the L2 cache
+// before each; spread is the middle half of the repetitions' ratios; terabytes_per_second counts
+// bytes read and written. A codec is timed only after its bytes were compared with the reference's.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -29,11 +29,11 @@ namespace thinwire {
 namespace {
 
 constexpr int kRepetitions = 31;
-constexpr int kRanks = 8;  // of a reduction
+constexpr int kRanks = 8;  // per reduction
 constexpr size_t kAlignment = 256;
 constexpr size_t kDrawn = (size_t{1} << 22) + 1;
 
-// A device's memory of one kind of array, with a copy on the host.
+// A device array and a copy on the host.
 template <typename T>
 class Array {
  public:
@@ -62,7 +62,7 @@ class Array {
   const DeviceMemory device_, host_;
 };
 
-// Memory that the operations of a codec work on.
+// Memory for the operations of a codec.
 struct Arrays {
   Arrays(Device& device, DeviceStream& stream, const CodecSpec& spec, size_t numel)
       : gradient(device, stream, numel),
@@ -75,7 +75,7 @@ struct Arrays {
     std::mt19937_64 random(numel + 1);
     std::normal_distribution<float> normal(0.0f, 1e-3f);
     for (size_t i = 0; i < numel; ++i) {
-      const bool drawn = i < kDrawn;  // then again: draws of 512 MiB take seconds
+      const bool drawn = i < kDrawn;  // then repeated: draws of 512 MiB take seconds
       gradient.host()[i] = drawn ? normal(random) : gradient.host()[i - kDrawn];
       floats.host()[i] = drawn ? 0.3f * normal(random) : floats.host()[i - kDrawn];
     }
@@ -87,7 +87,7 @@ struct Arrays {
   Array<uint8_t> wire;
 };
 
-// A reduction of wires that are copies of one, and of the own shard.
+// A reduction of copies of one wire and of the own shard.
 class Reduction {
  public:
   Reduction(Device& device, DeviceStream& stream, const CodecSpec& spec, Arrays& a, size_t numel)
@@ -120,7 +120,7 @@ class Reduction {
   ReduceArgs args_;
 };
 
-// All codecs with kernels, and the option that has code of its own.
+// All codecs with kernels, and the option with code of its own.
 std::vector<std::string> Specs() {
   std::vector<std::string> specs;
   for (const CodecTraits& codec : kCodecs) {
@@ -151,12 +151,13 @@ struct Result {
   size_t bytes;  // read and written
 };
 
-// The results so far, of operations that are timed against others.
+// The results so far, each an operation timed against another.
 class Table {
  public:
   explicit Table(KernelTimer& timer) : timer_(timer) {}
 
-  // The codec and elements of the next rows, which move so many times those as floats and as wires.
+  // Sets the codec and elements of the next rows, whose `floats` and `wires` count arrays of that
+  // size.
   void Begin(const CodecSpec& spec, size_t numel) {
     numel_ = numel;
     wire_bytes_ = EncodedBytes(spec, numel);
@@ -181,7 +182,7 @@ class Table {
     const int floats = shape.reads_gradient + shape.writes_floats + shape.adds;
     Against([&] { timer_.Twin(shape, numel_); }, op, floats, 1, kernel);
   }
-  // A copy that reads and writes as many bytes.
+  // Against a copy that reads and writes as many bytes.
   void AgainstCopy(const char* op, size_t floats, size_t wires, const std::function<void()>& kernel,
                    const std::function<void()>& prepare = nullptr) {
     Against([&] { timer_.Copy(Bytes(floats, wires) / 2); }, op, floats, wires, kernel, prepare);
@@ -199,7 +200,7 @@ class Table {
   std::vector<Result> results_;
 };
 
-// All operations of one codec and size.
+// Measures all operations of one codec and size.
 void MeasureCodec(Device& device, DeviceStream& stream, const CodecSpec& spec, size_t numel,
                   Table* table) {
   Arrays a(device, stream, spec, numel);
@@ -217,8 +218,8 @@ void MeasureCodec(Device& device, DeviceStream& stream, const CodecSpec& spec, s
   table->AgainstTwin("decode_add", {false, true, true, true, false, bits},
                      [&] { codecs.DecodeAdd(spec, a.wire.data(), floats); });
 
-  // Gradient, velocity and residual are read, the residual is written. What lies in `out` serves as
-  // the velocity.
+  // Gradient, velocity and residual are read, the residual is written. The contents of `out` serve
+  // as the velocity.
   const EncodeArgs shard{.gradient = gradient,
                          .residual = a.floats.data(),
                          .wire = a.wire.data(),
@@ -230,9 +231,9 @@ void MeasureCodec(Device& device, DeviceStream& stream, const CodecSpec& spec, s
   table->AgainstCopy("reduce8", 4, kRanks, [&] { codecs.Reduce(reduction.args()); });
 }
 
-// The same of topk, against copies of as many bytes. Its encoder reads an element once if the
-// threshold of the call before holds, as it does from step to step of a training: so every call
-// with feedback has the residual of the first. If it kept its own, one gradient would be added
+// The same for topk, against copies of as many bytes. Its encoder reads an element once if the
+// threshold of the previous call holds, as it does from step to step in training: so every call
+// with feedback has the residual of the first call. If it kept its own, one gradient would be added
 // again and again, and a tenth of all elements would reach the threshold.
 void MeasureEntries(Device& device, DeviceStream& stream, const CodecSpec& spec, size_t numel,
                     Table* table) {
@@ -262,7 +263,7 @@ void MeasureEntries(Device& device, DeviceStream& stream, const CodecSpec& spec,
                      [&] { codecs.SumEntries(spec, wires, 1.0f / kRanks, out); });
 }
 
-// A shard of `numel` elements in chunks, as many in a launch as fit: encoding and decoding against
+// A shard of `numel` elements in chunks, as many per launch as fit: encoding and decoding against
 // copies of as many bytes, and encoding against that of one shard.
 void MeasureChunks(Device& device, DeviceStream& stream, const CodecSpec& spec, size_t numel,
                    size_t chunk_bytes, Table* table) {
@@ -305,8 +306,8 @@ void Table::Print() const {
   std::printf(" ]\n}\n");
 }
 
-// One of each kind, the two that compute most, and all of topk and of adaptive, on 64 MiB. The
-// second encoding by topk has a threshold that holds.
+// One of each kind, the two that compute most, and all of topk and of adaptive, on 64 MiB. In the
+// second encoding by topk the threshold holds.
 void Profile(Device& device, DeviceStream& stream) {
   const size_t numel = size_t{16} << 20;
   const Backend& codecs = stream.backend();

@@ -1,4 +1,4 @@
-// KernelTimer: how long work on a GPU takes, and the twins to compare it with.
+// KernelTimer: measures how long work on a GPU takes, and runs the twins to compare it with.
 #ifndef THINWIRE_BENCH_KERNEL_TIMER_H_
 #define THINWIRE_BENCH_KERNEL_TIMER_H_
 
@@ -15,14 +15,14 @@
 
 namespace thinwire {
 
-// Memory that a twin moves for each element: floats read, floats written or added to, codes read
-// and written.
+// The memory that a twin accesses for each element: floats read, floats written or added to, codes
+// read and written.
 struct TwinShape {
   bool reads_gradient, writes_floats, adds, reads_codes, writes_codes;
-  int bits;  // of a code
+  int bits;  // per code
 };
 
-// On the first GPU. An error of CUDA ends the program.
+// Uses the first GPU. A CUDA error ends the program.
 class KernelTimer {
  public:
   KernelTimer() {
@@ -46,10 +46,11 @@ class KernelTimer {
   KernelTimer& operator=(const KernelTimer&) = delete;
 
   std::string device() const { return properties_.name; }
-  void* stream() const { return stream_; }  // that work is queued on
+  void* stream() const { return stream_; }  // queue work here
 
-  // Milliseconds of what `work` queues, by events. The L2 cache holds other data before, none of
-  // which has to be written. What `prepare` queues comes before, and is not timed.
+  // Milliseconds of the work that `work` queues, measured by events. Before it the L2 cache is
+  // filled with other data that need not be written back. The work of `prepare` comes before that
+  // and is not timed.
   double Time(const std::function<void()>& work, const std::function<void()>& prepare = nullptr) {
     if (prepare) prepare();
     Check(kernels::LaunchRead(flush_, flush_bytes_, stream_));
@@ -62,7 +63,7 @@ class KernelTimer {
     return milliseconds;
   }
 
-  // Queue a twin of `numel` elements, or a copy of `bytes`, on memory of the timer's own.
+  // Queue a twin of `numel` elements, or a copy of `bytes` bytes, on memory of the timer.
   void Twin(const TwinShape& shape, size_t numel) {
     Reserve(numel * sizeof(float));
     kernels::TwinArgs args{};
@@ -93,7 +94,7 @@ class KernelTimer {
     for (void** memory : {&gradient_, &floats_, &in_, &out_}) {
       Check(cudaFree(*memory));
       Check(cudaMalloc(memory, bytes));
-      Check(cudaMemset(*memory, 0x3c, bytes));  // small numbers, no zeros
+      Check(cudaMemset(*memory, 0x3c, bytes));  // small numbers, not zeros
     }
     Check(cudaDeviceSynchronize());
     reserved_ = bytes;

@@ -1,7 +1,7 @@
 // Microseconds that a host spends on one exchange over NCCL of a rank with itself: by the plane
-// (begun, issued and waited for), and by the least calls that do the same (an event, a group of
-// ncclSend and ncclRecv, questions until it is launched, an event), turn by turn on one thread.
-// Kernels end outside of what is timed. It also registers memory, checks the bytes, and aborts.
+// (begun, issued and waited for), and by the fewest calls that do the same (an event, a group of
+// ncclSend and ncclRecv, polls until it is launched, an event), alternating on one thread. Kernels
+// end outside of the timed part. It also registers memory, checks the bytes, and aborts.
 //
 //   nccl_bench --nccl PATH                a stand-in's library, and CPU threads
 //   nccl_bench --nccl PATH --cuda [PATH]  the real library on the first GPU
@@ -27,7 +27,7 @@ namespace thinwire {
 namespace {
 
 constexpr int kWarmUp = 50, kExchanges = 1000;
-constexpr size_t kBytes = 4096;  // of a block
+constexpr size_t kBytes = 4096;  // per block
 constexpr int kByte = 7;
 constexpr std::chrono::seconds kPatience(30);
 
@@ -46,7 +46,7 @@ T Get(absl::StatusOr<T> value) {
   return *std::move(value);
 }
 
-// Microseconds of each exchange, and of the thread's processor for all of them.
+// Microseconds of each exchange, and CPU microseconds of the thread for all of them.
 struct Row {
   std::vector<double> us;
   double processor_us = 0.0;
@@ -67,7 +67,7 @@ struct Row {
   }
 };
 
-// The library's own communicator, and its stream.
+// The library's communicator used directly, and its stream.
 class Own {
  public:
   Own(const NcclLibrary& nccl, Device& device, const NcclUniqueId& id)

@@ -1,5 +1,5 @@
-// Simulated steps: one setting a line of standard input, one line of JSON for each. bench/scale.py,
-// sched_bench.py and store.py write and read them (harness.simulate).
+// Simulated steps: one setting per line of standard input, one line of JSON for each.
+// bench/scale.py, sched_bench.py and store.py write and read them (harness.simulate).
 //
 //   simulate ranks    an allreduce of all gradients of a step, which are ready at once:
 //     RANKS BYTES BUCKET_BYTES CHUNK_BYTES CODEC TOPOLOGY BYTES_PER_S LATENCY_S CORES MESSAGE_S
@@ -11,9 +11,9 @@
 //     WORKERS SERVERS BYTES_PER_S SERVER_BYTES_PER_S LATENCY_S CODEC MODE ORDER SLOW SPIKE_CHANCE
 //     SPIKE WARMUP STEPS BETWEEN_S [NUMEL FORWARD_S BACKWARD_S]...
 //
-// POLICY is p3 or fifo, ORDER announced or predicted, LANES of 0 as sim::LanesFor says.
-// CHUNK_BYTES of 0: as the world's size says. CORES as sim::Setting::cores. A store's as
-// sim::StoreSetting has them; ORDER is fifo, p3 or mxnet.
+// POLICY is p3 or fifo, ORDER announced or predicted; for LANES of 0 see sim::LanesFor. CHUNK_BYTES
+// of 0: it depends on the world's size. CORES: see sim::Setting::cores. For a store's settings see
+// sim::StoreSetting; ORDER is fifo, p3 or mxnet.
 #include <algorithm>
 #include <cstdio>
 #include <iostream>
@@ -34,7 +34,7 @@ namespace {
 absl::Status NoSetting() { return absl::InvalidArgumentError("not a setting"); }
 absl::Status Unfinished() { return absl::InternalError("a simulation did not finish"); }
 
-// The layers up to the end of the line; false if something else is there, or nothing.
+// Reads the layers up to the end of the line; false if there are none, or something else follows.
 bool ReadUnits(std::istream& in, sim::Profile* profile) {
   for (sim::Unit unit; in >> unit.numel >> unit.forward_s >> unit.backward_s;) {
     profile->units.push_back(unit);

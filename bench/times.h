@@ -1,4 +1,4 @@
-// Clocks, and quantiles of what they measured.
+// Clocks, and quantiles of measured values.
 #ifndef THINWIRE_BENCH_TIMES_H_
 #define THINWIRE_BENCH_TIMES_H_
 
@@ -16,7 +16,7 @@ inline double Now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-// Processor seconds; who: RUSAGE_SELF, for all threads together, or RUSAGE_THREAD.
+// CPU seconds. who: RUSAGE_SELF for all threads together, or RUSAGE_THREAD.
 inline double ProcessorSeconds(int who) {
   rusage usage;
   getrusage(who, &usage);

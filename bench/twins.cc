@@ -13,7 +13,7 @@ using F = hn::ScalableTag<float>;
 using U8 = hn::Repartition<uint8_t, F>;
 using V = hn::Vec<F>;
 
-// The members of Moved that a loop touches. Each combination is a loop of its own, without
+// The members of Moved that a loop accesses. Each combination has a loop of its own, without
 // branches.
 struct Touched {
   bool gradient = false, residual = false, codes_in = false;
@@ -26,7 +26,7 @@ template <Touched t>
 void Loop(const Moved m) {  // a copy, which no store can change
   const F d;
   const size_t lanes = hn::Lanes(d);
-  // One step is as many vectors of floats as fill one vector of codes.
+  // One step has as many vectors of floats as fill one vector of codes.
   const auto vectors = static_cast<size_t>(32 / m.bits);
   for (size_t i = 0, at = 0; i < m.numel; at += lanes * sizeof(float)) {
     V codes = hn::Zero(d), out = codes;
@@ -43,7 +43,7 @@ void Loop(const Moved m) {  // a copy, which no store can change
       }
       if constexpr (t.add) x = hn::Add(hn::Load(d, m.floats + i), x);
       if constexpr (t.floats) hn::Store(x, d, m.floats + i);
-      // All floats that are not stored must show in the codes, or they need not be read.
+      // Floats that are not stored must affect the codes, or the compiler could omit the loads.
       out = t.residual ? x : hn::Xor(out, x);
     }
     if constexpr (t.codes_out) hn::Store(hn::BitCast(U8(), out), U8(), m.codes_out + at);

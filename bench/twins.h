@@ -1,5 +1,5 @@
-// Twins: loops that move the same bytes as a codec operation and do nothing else. What a codec
-// takes beyond its twin is the price of its arithmetic.
+// Twins: loops that move the same bytes as a codec operation and do nothing else. The extra time of
+// a codec is the cost of its arithmetic.
 #ifndef THINWIRE_BENCH_TWINS_H_
 #define THINWIRE_BENCH_TWINS_H_
 
@@ -24,7 +24,7 @@ std::unique_ptr<T, Free> Aligned(size_t count) {
   return std::unique_ptr<T, Free>(memory);
 }
 
-// What an operation moves: memory that is aligned to 64 bytes. Null is not touched.
+// What an operation moves: memory that is aligned to 64 bytes. Null is not accessed.
 struct Moved {
   const float* gradient = nullptr;    // read
   float* residual = nullptr;          // read and written
@@ -33,10 +33,10 @@ struct Moved {
   bool add = false;
   uint8_t* codes_out = nullptr;  // written
   size_t numel = 0;              // a multiple of 256, of 1024 below 2 bits
-  double bits = 32;              // of an element's code: 32, 16, 8, 4, 2, 1 or 0.5
+  double bits = 32;              // per code: 32, 16, 8, 4, 2, 1 or 0.5
 };
 
-// Moves that, in one of the combinations that codecs have.
+// Moves it; supports the combinations that codecs have.
 void Move(const Moved& moved);
 
 }  // namespace thinwire::twin

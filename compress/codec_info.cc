@@ -122,7 +122,7 @@ std::optional<std::string> ParseRounding(const std::string& value, CodecSpec* sp
 
 std::optional<std::string> ParseSeed(const std::string& value, CodecSpec* spec) {
   uint64_t parsed = 0;
-  if (!absl::SimpleAtoi(value, &parsed)) return absl::StrCat(parsed);  // saturated at the ends
+  if (!absl::SimpleAtoi(value, &parsed)) return absl::StrCat(parsed);  // saturated if out of range
   spec->seed = parsed;
   return std::nullopt;
 }

@@ -47,7 +47,7 @@ absl::Status ParseParameter(const std::string& text, CodecSpec* spec) {
                                                  *nearest));
 }
 
-// "down=..." at the front or behind a comma; it takes the rest of the text.
+// Finds "down=..." at the front or after a comma; it takes the rest of the text.
 size_t FindDown(std::string_view text) {
   for (const std::string_view mark : {":down=", ",down="}) {
     const size_t at = text.find(mark);
@@ -141,7 +141,7 @@ bool CodecPair::uses_feedback() const {
 
 MomentumNeed CodecPair::momentum() const { return std::max(MomentumOf(up), MomentumOf(down)); }
 
-// Codes are rounded at random on the host only.
+// Devices have no stochastic rounding.
 bool CodecPair::has_kernels() const {
   const auto runs = [](const CodecSpec& spec) {
     return spec.traits().has_kernels && spec.rounding == Rounding::kNearest;
@@ -149,8 +149,8 @@ bool CodecPair::has_kernels() const {
   return runs(up) && runs(down);
 }
 
-// Entries go to everybody, so above a density of 1/4 over the ranks a dense int4, which goes to
-// owners and back, is fewer bytes: 4 k (n - 1) against about 2 N (n - 1) / n * 4.06 / 8.
+// Entries go to every rank, so above a density of 1/4 over the ranks a dense int4, which goes to
+// owners and back, takes fewer bytes: 4 k (n - 1) against about 2 N (n - 1) / n * 4.06 / 8.
 CodecPair CodecPair::ForWorld(int size) const {
   constexpr uint64_t kDensest = 250000;
   if (!up.traits().entries() || uint64_t{up.density_ppm} * size <= kDensest) return *this;

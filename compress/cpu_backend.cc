@@ -1,5 +1,5 @@
-// The backend that runs: around the codecs' SIMD operations it does what those leave open: other
-// dtypes, padding, and the sums of several ranks; and, of blocks, the last one that is not full.
+// The backend in normal use. Around the codecs' SIMD operations it handles the rest: other dtypes,
+// padding, the sums of several ranks, and the last block if it is not full.
 #include <algorithm>
 #include <array>
 #include <cstring>
@@ -12,7 +12,7 @@
 namespace thinwire {
 namespace {
 
-// Stage by stage, so that what is not zero is found early.
+// Stage by stage, so that a nonzero element is found early.
 bool AllZero(std::span<const float> values) {
   constexpr size_t kStage = 1024;
   for (size_t begin = 0; begin < values.size(); begin += kStage) {
@@ -27,7 +27,7 @@ bool AllZero(std::span<const float> values) {
 
 const CodecOperations& OperationsOf(const CodecSpec& spec) { return InfoOf(spec.id).simd; }
 
-// A gradient, or the momentum that it makes, which only a stage ever holds.
+// False if the input must be computed in stages: another dtype, or momentum.
 bool NeedsNoStage(const EncodeArgs& args) {
   return args.gradient.dtype == DType::kF32 && args.momentum.velocity == nullptr;
 }
@@ -45,8 +45,8 @@ void LoadStage(const EncodeArgs& args, size_t begin, size_t count, float* to) {
   simd::ScaledSum(momentum.velocity + begin, momentum.beta, g, to, count);
 }
 
-// One Reduce of at least one element: one rank's stage after the other, but where a codec has a
-// loop of its own for it. `args` outlive it.
+// One Reduce of at least one element: one rank's stage after the other, unless a codec has a loop
+// for it. `args` must outlive it.
 class CpuReduction {
  public:
   explicit CpuReduction(const ReduceArgs& args);
@@ -54,7 +54,7 @@ class CpuReduction {
   void Run();
 
  private:
-  // Ranks whose walks need no memory of their own.
+  // Up to this many ranks' walks need no allocation.
   static constexpr size_t kRanks = 64;
 
   void BeginWalks();
@@ -67,21 +67,21 @@ class CpuReduction {
   float* ResidualAt(size_t begin) const;
 
   const ReduceArgs& args_;
-  const TensorView own_;  // the result's memory, never read, where the reducer has no shard
+  const TensorView own_;  // if the reducer has no shard: the result's memory, never read
   const Shard up_, down_;
   const CodecOperations &from_, &to_;
   const bool direct_;                        // the tensors are fp32
-  absl::InlinedVector<Walk, kRanks> walks_;  // over each rank's wire, of kWidths
+  absl::InlinedVector<Walk, kRanks> walks_;  // kWidths: one over each rank's wire
 };
 
 CpuReduction::CpuReduction(const ReduceArgs& args)
     : args_(args),
-      own_(args.own.data != nullptr ? args.own : args.out),  // which no wire asks for then
+      own_(args.own.data != nullptr ? args.own : args.out),  // not read then
       up_(args.up, args.own.numel),
       down_(args.down, args.own.numel, args.draws),
       from_(OperationsOf(args.up)),
       to_(OperationsOf(args.down)),
-      direct_(args.own.dtype == DType::kF32) {  // which `out` has as well
+      direct_(args.own.dtype == DType::kF32) {  // `out` has the same dtype
   if (from_.begin != nullptr) walks_.resize(args.wires.size());
 }
 
@@ -94,7 +94,7 @@ void CpuReduction::Run() {
   }
 }
 
-// Codes need nothing but their own block. In one piece where no stage buffer is needed.
+// Codes depend only on their own block. In one piece if no stage buffer is needed.
 void CpuReduction::ReduceAll() {
   BeginWalks();
   const size_t numel = own_.numel, step = direct_ ? numel : kStage;
@@ -113,8 +113,8 @@ void CpuReduction::ReduceAll() {
   }
 }
 
-// Codes need all heads: what is encoded is made once for the heads, and waits in the residual, or
-// in `out`. Where there is no residual, nor fp32 in `out`, it is made again for the codes.
+// Codes depend on all heads: the mean is computed once for the heads, and kept in the residual or
+// in `out`. Without a residual or fp32 `out`, it is computed again for the codes.
 void CpuReduction::ReduceWidths() {
   const size_t numel = own_.numel;
   StageBuffer mean;
@@ -169,8 +169,8 @@ void CpuReduction::ReducePiece(const Piece& up, const Piece& down, const float* 
   }
 }
 
-// One rank after the other: the combinations of codecs and options that have no loop, and what is
-// behind the last full block or vector.
+// One rank after the other: for the combinations of codecs and options that have no loop, and for
+// elements after the last full block or vector.
 void CpuReduction::ReduceStage(const Piece& up, const Piece& down, const float* own, float* out) {
   StageBuffer sum;
   Sum(up, own, sum.data());
@@ -252,7 +252,7 @@ class CpuBackendImpl final : public Backend {
     });
   }
 
-  // Stage by stage, so that memory is read and written once for all passes.
+  // Stage by stage, so that all passes together read and write memory once.
   void EndMomentum(const Momentum& momentum, std::span<float> all, TensorView out) const override {
     for (size_t begin = 0; begin < all.size(); begin += kStage) {
       const size_t count = std::min(kStage, all.size() - begin);
@@ -311,7 +311,7 @@ class CpuBackendImpl final : public Backend {
     ZeroBehind(shard, walk, args.wire);
   }
 
-  // In one piece where no stage buffer is needed, else in stages.
+  // In one piece if no stage buffer is needed, else in stages.
   template <typename Visit>
   static void ForEachPiece(const Shard& shard, size_t numel, bool direct, Walk* walk, Visit visit) {
     const size_t step = direct ? numel : kStage;
@@ -348,7 +348,7 @@ bool Backend::AreZero(std::span<const std::span<const float>> parts, float* know
 
 const Backend& CpuBackend() {
   static const CpuBackendImpl backend;
-  // Asked once: in a virtual machine the question alone takes longer than a small tensor.
+  // Cached: in a virtual machine the query takes longer than a small tensor.
   static const bool available = SimdAvailable();
   return available ? static_cast<const Backend&>(backend) : ScalarBackend();
 }
@@ -369,7 +369,7 @@ simd::Blocks BlocksOf(const Piece& piece, size_t count) {
           .signs = shard.spec.hadamard && piece.numel >= kTransform ? shard.signs.data() : nullptr};
 }
 
-// A block that is not full is filled up with zeros, which change neither maximum nor codes.
+// A block that is not full is padded with zeros, which change neither maximum nor codes.
 
 using PaddedCodes = std::array<uint8_t, kMaxBlock>;
 

@@ -34,7 +34,7 @@ bool Overlap(const BucketLayout& a, const BucketLayout& b) {
 }
 
 // Elements [begin, begin + count) of a bucket, which are elements [offset, offset + count) of the
-// segment's parameter, and all owned by this rank or none.
+// segment's parameter. This rank owns all of them or none.
 struct Run {
   size_t begin = 0;
   size_t offset = 0;
@@ -43,7 +43,7 @@ struct Run {
 };
 
 // Calls visit(segment, its first element, ranges), and ranges(visit) calls visit(run) for each run
-// of the segment. So a caller looks its parameter up once a segment.
+// of the segment. So a caller looks its parameter up once per segment.
 template <typename Visit>
 void ForEachSegment(const BucketLayout& layout, Visit visit) {
   size_t begin = 0;
@@ -79,12 +79,12 @@ void Put(const float* from, size_t count, float* to) {
   if (to != nullptr) CopyFloats(from, count, to);
 }
 
-// Zeros are skipped, not added, so that an unchanged layout gives back the very bits, -0 included.
+// Zeros are skipped, not added, so that an unchanged layout returns the same bits, -0 included.
 float Merge(float same_hop, float other_hop, float factor) {
   return other_hop == 0.0f ? same_hop : same_hop + other_hop * factor;
 }
 
-// A bucket's arrays on the host, the residual first: its own memory there, copies of a device's in
+// A bucket's arrays on the host, the residual first: host memory as it is, device memory copied to
 // `room`.
 absl::StatusOr<std::vector<const float*>> ArraysOnHost(const FloatMemory& where,
                                                        const BucketMemory& memory, size_t numel,
@@ -111,7 +111,7 @@ absl::Status WrongSize(std::string_view name, size_t expected, size_t got) {
                                                  expected, " elements, got room for ", got));
 }
 
-// The places of one parameter's arrays; null: not asked for.
+// The destinations of one parameter's arrays; null: not requested.
 struct Places {
   float* first = nullptr;
   float* second = nullptr;
@@ -173,8 +173,8 @@ absl::Status ErrorFeedback::AllocateKept(const BucketLayout& layout, BucketMemor
 absl::Status ErrorFeedback::ReleaseHoldersOf(std::string_view bucket, const BucketLayout& layout,
                                              const NameSet& dropped) {
   std::vector<std::string> holders;
-  // Parameters that are all new are in no bucket: a look at every one would make the first step
-  // quadratic in the number of tensors.
+  // New parameters are in no bucket: checking every one would make the first step quadratic in the
+  // number of tensors.
   const auto is_new = [this](const Segment& segment) { return Find(segment.name) == nullptr; };
   if (std::all_of(layout.segments.begin(), layout.segments.end(), is_new) &&
       !buckets_.contains(bucket)) {
@@ -195,7 +195,7 @@ absl::Status ErrorFeedback::ReleaseHoldersOf(std::string_view bucket, const Buck
   return absl::OkStatus();
 }
 
-// Parks what a bucket holds, but for the parameters in `dropped`.
+// Parks what a bucket holds, except for the parameters in `dropped`.
 absl::Status ErrorFeedback::Unload(const Bucket& bucket, const NameSet& dropped) {
   const BucketLayout& layout = bucket.layout;
   if (std::all_of(layout.segments.begin(), layout.segments.end(),
@@ -230,10 +230,10 @@ absl::Status ErrorFeedback::Unload(const Bucket& bucket, const NameSet& dropped)
   return absl::OkStatus();
 }
 
-// Takes a bucket's elements out of what is parked.
+// Moves a bucket's elements from the parked ones to its memory.
 absl::Status ErrorFeedback::Fill(const BucketLayout& layout, const BucketMemory& memory) {
   const size_t numel = CountOf(layout);
-  std::vector<std::vector<float>> rooms;  // of what goes to a device
+  std::vector<std::vector<float>> rooms;  // of arrays that are copied to a device
   const auto place = [&](float* memory) {
     return memory_.on_device() ? rooms.emplace_back(numel).data() : memory;
   };
@@ -274,7 +274,7 @@ absl::Status ErrorFeedback::Fill(const BucketLayout& layout, const BucketMemory&
                                   1.0f / weight)
                           : Merge(first[i], second[i], old_weight);
       }
-      if (segment.count == segment.total) return;  // it is dropped as a whole
+      if (segment.count == segment.total) return;  // the caller drops it as a whole
       Clear(first, run.count);
       Clear(second, run.count);
     });
@@ -330,8 +330,8 @@ absl::Status ErrorFeedback::Export(std::span<const StateArray> arrays) const {
       place.others.push_back(&array);
     }
   }
-  // First what no bucket holds, or zeros; a bucket that holds the parameter overwrites them below.
-  NameSet whole;  // parameters that lie in one bucket
+  // First parked elements, or zeros; a bucket that holds the parameter overwrites them below.
+  NameSet whole;  // parameters of which one bucket has all elements
   for (const auto& [key, bucket] : buckets_) {
     for (const Segment& segment : bucket.layout.segments) {
       if (segment.count == segment.total && Numel(segment.name) == segment.total) {
@@ -367,7 +367,7 @@ absl::Status ErrorFeedback::Export(std::span<const StateArray> arrays) const {
     if (!kept.ok()) return kept.status();
     ForEachSegment(layout, [&](const Segment& segment, auto for_each_run) {
       const auto place = places.find(segment.name);
-      // A bucket of a former model may hold elements of a parameter that has another size now.
+      // A bucket of a former model may hold elements of a parameter whose size has changed.
       if (place == places.end() || place->second.numel != segment.total) return;
       float* const first = place->second.first;
       float* const second = place->second.second;

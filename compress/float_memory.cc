@@ -12,17 +12,17 @@
 namespace thinwire {
 namespace {
 
-// Copies from and to a device are rare (a layout changes, a checkpoint is made), so each pins its
-// own memory.
+// Copies from and to a device are rare (when a layout changes or a checkpoint is made), so each
+// allocates its own pinned memory.
 absl::StatusOr<DeviceMemory> Pin(Device& device, size_t count) {
   return device.AllocatePinned(std::max<size_t>(count, 1) * sizeof(float));
 }
 
 constexpr size_t kHugePage = size_t{2} << 20;
 
-// A step reads and writes all of a residual. On huge pages the processor looks up addresses less
-// often, and its prefetcher does not stop every 4 KiB. Kernels that have none to give, or were not
-// told to, take no notice.
+// A step reads and writes a whole residual. With huge pages the processor translates addresses less
+// often, and its prefetcher does not stop every 4 KiB. Kernels without huge pages, or with them
+// turned off, ignore the request.
 absl::StatusOr<std::shared_ptr<float[]>> OnHugePages(size_t bytes) {
   const size_t whole = (bytes + kHugePage - 1) / kHugePage * kHugePage;
   void* const memory = std::aligned_alloc(kHugePage, whole);
@@ -45,7 +45,7 @@ std::chrono::steady_clock::time_point Patience() {
   return std::chrono::steady_clock::now() + std::chrono::seconds(30);
 }
 
-// Overwrites the ranges of `to` with those of `from`, by way of the host: it happens once a
+// Overwrites the ranges of `to` with those of `from`, through the host: this happens once per
 // failure.
 absl::Status CopyRanges(const FloatMemory& memory, const Fence* after,
                         std::span<const Range> ranges, const float* from, size_t numel, float* to) {

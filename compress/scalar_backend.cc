@@ -1,4 +1,4 @@
-// The backend of the codecs' scalar references, which are normative.
+// The backend that runs the codecs' scalar references, which are normative.
 #include <algorithm>
 #include <cstring>
 #include <vector>

@@ -1,4 +1,4 @@
-// Compiled once for each instruction set. The bytes must equal those of scalar_backend.cc.
+// Compiled once per instruction set. The bytes must equal those of scalar_backend.cc.
 #include "compress/simd_kernels.h"
 
 #include "compress/highway_targets.h"
@@ -14,7 +14,7 @@
 #include "compress/backend.h"
 #include "compress/element_math.h"
 
-// All are compiled per target, each behind an include guard of its own.
+// All are compiled per target, each with its own include guard.
 #include "compress/simd_options-inl.h"
 #include "compress/simd_pack-inl.h"
 #include "compress/simd_quantise-inl.h"
@@ -91,7 +91,7 @@ void ReduceBlocksOf(const Blocks& blocks, int down_bits, const Reduction& args) 
 }
 
 void ReduceBlocksT(const Blocks& blocks, int down_bits, const Reduction& args) {
-  // A reducer without a shard of its own has two wires and takes the loop for many.
+  // A reducer without a shard has two wires and takes the loop for many.
   const bool own_and_peer =
       args.wires.size() == 2 && (args.wires[0] == nullptr || args.wires[1] == nullptr);
   if (own_and_peer) {
@@ -109,7 +109,7 @@ size_t ReduceBf16T(const Reduction& args, size_t n) {
 
 size_t ReduceFp32T(const Reduction& args, size_t n) { return ReduceFp32Of(args, n); }
 
-// Calls body(i, count) for whole vectors and then for the rest, which the scalar math takes.
+// Calls body(i, count) for whole vectors, then for the rest, which uses the scalar math.
 template <class Vectors, class Rest>
 HWY_INLINE void ForEach(size_t n, Vectors vectors, Rest rest) {
   size_t i = 0;
@@ -117,7 +117,7 @@ HWY_INLINE void ForEach(size_t n, Vectors vectors, Rest rest) {
   for (; i < n; ++i) rest(i);
 }
 
-// Single elements, at any alignment.
+// Access to single elements at any alignment.
 float Peek(const float* at, size_t i) {
   float value;
   memcpy(&value, reinterpret_cast<const uint8_t*>(at) + i * sizeof(value), sizeof(value));
@@ -176,7 +176,7 @@ void EncodeTernaryOf(const float* g, float* r, float threshold, uint8_t* codes, 
         hn::StoreU(hn::IfThenElse(is_finite, hn::Sub(x, sent), hn::LoadU(d, r + at)), d, r + at);
       }
     }
-    // A word's four bytes have a code each, and its lowest byte gets all of them.
+    // Each byte of a word has a code; its lowest byte gets all four.
     const auto bytes = ToBytes(code);
     const auto pairs = hn::Or(bytes, hn::ShiftRight<6>(bytes));
     const auto fours = hn::And(hn::Or(pairs, hn::ShiftRight<12>(pairs)), hn::Set(U(), 0xff));
@@ -323,7 +323,7 @@ HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
 
-// One instruction set for all machines, which the compiler must be told of on NEON.
+// One instruction set for all machines; NEON's compiler must be told.
 HWY_BEFORE_NAMESPACE();
 namespace thinwire::simd {
 
@@ -436,7 +436,7 @@ size_t EncodeEntries(uint32_t sure, uint32_t* index, uint32_t* bits, size_t coun
   return HWY_DYNAMIC_DISPATCH(EncodeEntriesT)(sure, index, bits, count, entries);
 }
 
-// Where there is one target only, as on ARM, the macro takes no name with a namespace.
+// With only one target, as on ARM, the macro accepts no name with a namespace.
 const char* TargetName() { return HWY_DYNAMIC_DISPATCH(TargetNameT)(); }
 
 }  // namespace thinwire::simd

@@ -1,4 +1,4 @@
-// Compiled once for each instruction set, down to the oldest: it has no flags of its own.
+// Compiled once per instruction set, including the oldest: this file has no flags of its own.
 #include "compress/weighted_mean.h"
 
 #include "compress/highway_targets.h"
@@ -62,7 +62,7 @@ void AddProductsT(const float* HWY_RESTRICT x, const float* HWY_RESTRICT mean, s
   *with_mean += Fold(products, more[1]);
 }
 
-// The first member's values times their factor, or those of a further one added.
+// Stores the first member's values times their factor, or adds those of a further one.
 template <bool kFirst>
 HWY_INLINE void AddScaled(const float* HWY_RESTRICT x, float factor, size_t n,
                           float* HWY_RESTRICT sum) {
@@ -91,7 +91,7 @@ HWY_EXPORT(AddScaledT);
 
 namespace {
 
-// The mean of `count` values of each member; member m's lie at values + m * stride.
+// The mean of `count` values of each member; those of member m begin at values + m * stride.
 void MeanOfPiece(const WeightedMeanArgs& args, const float* values, size_t stride, size_t count,
                  float* mean) {
   const size_t members = args.wires.size();
@@ -104,7 +104,7 @@ void MeanOfPiece(const WeightedMeanArgs& args, const float* values, size_t strid
     HWY_DYNAMIC_DISPATCH(AddProductsT)
     (values + stride * m, mean, count, own + m, own + members + m);
   }
-  double again = 0;  // the same product
+  double again = 0;  // the same product again, unused
   HWY_DYNAMIC_DISPATCH(AddProductsT)(mean, mean, count, own + 2 * members, &again);
 }
 

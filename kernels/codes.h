@@ -1,4 +1,4 @@
-// Codes of a quad, packed and unpacked, and where they lie in the wire bytes.
+// Packs and unpacks the codes of a quad, and locates them in the wire bytes.
 #ifndef THINWIRE_KERNELS_CODES_H_
 #define THINWIRE_KERNELS_CODES_H_
 
@@ -10,7 +10,8 @@
 
 namespace thinwire::kernels {
 
-// A codec as a kernel is compiled for it: its type of compress/codecs/, and whether it transforms.
+// A codec as a kernel is compiled for it: its type from compress/codecs/, and whether it
+// transforms.
 template <typename CodecType, bool kWithTransform = false>
 struct Variant {
   using Codec = CodecType;
@@ -21,11 +22,11 @@ struct Variant {
   static constexpr unsigned kQuadBytes = kBits * kQuad / 8;  // 0 for signs
 };
 
-// A float that rounds one below 2^22, half to even, when it is added: the sum's low bits are the
-// whole number, which is a float again when this is taken off. Two additions, and no conversion.
+// Adding this float to one below 2^22 rounds it half to even: the sum's low bits are the integer,
+// and subtracting this float gives the integer as a float. Two additions, and no conversion.
 inline constexpr float kRounder = 12582912.0f;  // 1.5 * 2^23
 
-// The low bits of codes as one integer, the first element lowest.
+// Packs the low bits of codes into one integer, the first element lowest.
 template <int kBits>
 THINWIRE_HD uint32_t PackQuad(const uint32_t* codes) {
   constexpr uint32_t kMask = (1u << kBits) - 1;
@@ -41,11 +42,10 @@ THINWIRE_HD int CodeAt(uint32_t word, unsigned i) {
   return static_cast<int>(word << (32 - kBits - i * kBits)) >> (32 - kBits);
 }
 
-// How numbers become sums: to the bit, or so that a NaN is one, with any bits, which takes no look
-// at any of them.
+// How sums treat NaNs: exactly to the bit, or as a NaN with any bits, which needs no checks.
 enum class Nans : uint8_t { kExact, kAny };
 
-// Multiplies finite values, whose products with a finite scale are no NaNs.
+// Multiplies finite values, whose products with a finite scale are never NaN.
 template <Nans kNans = Nans::kExact>
 THINWIRE_HD void ScaleQuad(float scale, float* values) {
   if (kNans == Nans::kAny || IsFinite(scale)) {
@@ -57,7 +57,7 @@ THINWIRE_HD void ScaleQuad(float scale, float* values) {
   }
 }
 
-// Bytes of the codes of so many elements.
+// The bytes of the codes of this many elements.
 template <typename Traits, typename Place>
 THINWIRE_HD Place CodeBytes(Place elements) {
   if constexpr (Traits::kBits >= 8) {
@@ -68,7 +68,7 @@ THINWIRE_HD Place CodeBytes(Place elements) {
 }
 
 // The values of a quad, without the transform. load.template operator()<kBytes>(to) copies its
-// codes, of signs the byte that two quads share. `place`: of its first element, in the tile or in
+// codes; for signs, the byte that two quads share. `place`: of its first element, in the tile or in
 // the shard. `scale` is that of its block; codecs of elements have none.
 template <typename Traits, Nans kNans, typename Load>
 THINWIRE_HD void DecodeQuad(Load load, unsigned place, float scale, float* out) {
@@ -82,7 +82,7 @@ THINWIRE_HD void DecodeQuad(Load load, unsigned place, float scale, float* out) 
     uint8_t byte;
     load.template operator()<1>(&byte);
     const unsigned bits = byte >> (place % 8);
-    // The same bits either way. Reductions to the bit need a register less for the product.
+    // Both ways give the same bits. Exact reductions need one register less with the product.
     const bool is_product = kNans == Nans::kExact && IsFinite(scale);
     THINWIRE_UNROLL
     for (unsigned i = 0; i < kQuad; ++i) {
@@ -101,7 +101,7 @@ THINWIRE_HD void DecodeQuad(Load load, unsigned place, float scale, float* out) 
   }
 }
 
-// True if a codec knows hadamard=1.
+// True if a codec supports hadamard=1.
 template <typename Codec>
 inline constexpr bool kTransforms = [] {
   if constexpr (Codec::kTraits.kind == CodecKind::kBlocks) {
@@ -111,8 +111,8 @@ inline constexpr bool kTransforms = [] {
   }
 }();
 
-// True of codecs whose tiles are encoded and decoded each for itself, by tiles.h. Those of entries
-// and those of widths have kernels of their own.
+// True for codecs whose tiles are encoded and decoded independently, by tiles.h. Codecs of entries
+// and of widths have kernels of their own.
 template <typename Codec>
 inline constexpr bool kInTiles =
     Codec::kTraits.has_kernels && !Codec::kTraits.entries() && !Codec::kTraits.widths();

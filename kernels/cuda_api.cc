@@ -1,4 +1,4 @@
-// The DeviceApi of NVIDIA GPUs: libthinwire_cuda.so exports it.
+// The DeviceApi of NVIDIA GPUs, which libthinwire_cuda.so exports.
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -15,8 +15,8 @@ namespace {
 cudaStream_t StreamOf(void* stream) { return static_cast<cudaStream_t>(stream); }
 cudaEvent_t EventOf(void* event) { return static_cast<cudaEvent_t>(event); }
 
-// A device is the thread's current one for a scope. Meanwhile a capture by another thread of the
-// process, whatever its mode, does not forbid what this one calls.
+// Makes a device the thread's current one for a scope. Within it, captures by other threads of the
+// process, in any mode, do not forbid this thread's calls.
 class OnDevice {
  public:
   explicit OnDevice(int ordinal) : current_(DriverContextCalls(), ordinal) {
@@ -43,14 +43,14 @@ const char* ErrorText(int error) { return cudaGetErrorString(static_cast<cudaErr
 int DeviceCount(int* count) { return cudaGetDeviceCount(count); }
 int DriverVersion(int* version) { return cudaDriverGetVersion(version); }
 
-// On a thread without a device the question itself would make a context on device 0.
+// On a thread without a device the query itself would create a context on device 0.
 int DeviceOf(int ordinal, const void* address, int* holder) {
   *holder = -1;
   return OnDevice(ordinal).Do([&] {
     cudaPointerAttributes attributes;
     const cudaError_t error = cudaPointerGetAttributes(&attributes, address);
     if (error == cudaErrorInvalidValue) {
-      cudaGetLastError();  // an address that the driver does not know is the host's
+      cudaGetLastError();  // the driver does not know the address: host memory
       return cudaSuccess;
     }
     const bool here =
@@ -61,7 +61,7 @@ int DeviceOf(int ordinal, const void* address, int* holder) {
 }
 
 int Identify(int ordinal, char text[kIdentityBytes]) {
-  // Parts of one GPU (MIG) share its place on the bus, but not the identifier.
+  // Parts of one GPU (MIG) share its bus address, but not the identifier.
   cudaDeviceProp properties;
   const cudaError_t error = cudaGetDeviceProperties(&properties, ordinal);
   if (error != cudaSuccess) return error;
@@ -72,7 +72,7 @@ int Identify(int ordinal, char text[kIdentityBytes]) {
   return cudaSuccess;
 }
 
-// NVLink carries atomic operations, and PCIe does not.
+// NVLink supports atomic operations, PCIe does not.
 cudaError_t ReachOf(int ordinal, int other, int* reach) {
   int access = 0, atomics = 0;
   const cudaError_t error = cudaDeviceCanAccessPeer(&access, ordinal, other);
@@ -127,9 +127,9 @@ int ReleasePinned(int ordinal, void* memory) {
   return OnDevice(ordinal).Do([&] { return cudaFreeHost(memory); });
 }
 
-// Streams do not wait for the default stream: what a caller queued there is waited for by event.
-// Their kernels go before those of the caller's backward pass, which fill the device for longer
-// than a codec takes; peers wait for the codec.
+// Streams do not wait for the default stream: work that a caller queued there is awaited by event.
+// Their kernels have priority over those of the caller's backward pass, which fill the device for
+// longer than a codec takes; peers wait for the codec.
 int MakeStream(int ordinal, void** stream) {
   return OnDevice(ordinal).Do([&] {
     int least = 0, greatest = 0;
@@ -143,7 +143,7 @@ int DestroyStream(int ordinal, void* stream) {
   return OnDevice(ordinal).Do([&] { return cudaStreamDestroy(StreamOf(stream)); });
 }
 
-// The legacy default stream is not captured itself, but may not be used while another one is.
+// The legacy default stream is never captured, but may not be used while another one is.
 int IsCapturing(int ordinal, void* stream, int* capturing) {
   return OnDevice(ordinal).Do([&] {
     cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
@@ -175,7 +175,7 @@ int Query(int ordinal, void* event) {
   return OnDevice(ordinal).Do([&]() -> int {
     const cudaError_t error = cudaEventQuery(EventOf(event));
     if (error != cudaErrorNotReady) return error;
-    cudaGetLastError();  // it is an answer, and must not be taken for the next launch's
+    cudaGetLastError();  // an answer, not an error: the next launch must not report it
     return kBusy;
   });
 }

@@ -9,7 +9,7 @@
 namespace thinwire::kernels {
 namespace {
 
-// The driver's library is the machine's, so nothing is linked to it. CUDA's run-time library has
+// The driver's library belongs to the machine, so nothing links to it. CUDA's run-time library has
 // loaded the same file.
 struct Driver {
   CUresult (*init)(unsigned) = nullptr;
@@ -47,7 +47,7 @@ const Driver& TheDriver() {
 
 constexpr int kMostDevices = 64;
 
-// Retained once and for good, since memory and streams in it live until the process ends.
+// Retained once and never released, since memory and streams in it live until the process ends.
 int Primary(int ordinal, void** context) {
   static std::array<std::atomic<CUcontext>, kMostDevices> known;
   const Driver& driver = TheDriver();

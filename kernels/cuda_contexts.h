@@ -1,25 +1,24 @@
-// CurrentDevice: the device that a thread's calls of CUDA go to, for a scope.
+// CurrentDevice: sets the device that a thread's CUDA calls use, for a scope.
 #ifndef THINWIRE_KERNELS_CUDA_CONTEXTS_H_
 #define THINWIRE_KERNELS_CUDA_CONTEXTS_H_
 
 namespace thinwire::kernels {
 
-// The driver's calls about contexts. Thread-safe; what they return are error numbers of the driver,
-// which are also those of the run-time library. 0: well.
+// The driver's functions for contexts. Thread-safe; they return error numbers of the driver, which
+// the run-time library shares. 0: success.
 struct ContextCalls {
-  int (*primary)(int ordinal, void** context);  // the device's, which all libraries share
+  int (*primary)(int ordinal, void** context);  // the device's, shared by all libraries
   int (*current)(void** context);               // the calling thread's; null: none yet
   int (*push)(void* context);
   int (*pop)(void** context);
 };
 
-// The calls of the driver that is here; each returns an error if there is none.
+// The functions of the installed driver; each returns an error if there is none.
 const ContextCalls& DriverContextCalls();
 
-// A device's context goes onto the thread's stack of contexts and off it again. So a thread that
-// never chose a device still has none afterwards. To give back device 0, the default, by
-// cudaSetDevice would make a context there, which takes memory of GPU 0 for each process of the
-// host.
+// Pushes a device's context onto the thread's stack of contexts and pops it again. So a thread that
+// never chose a device still has none afterwards. Restoring device 0, the default, by cudaSetDevice
+// would create a context there, which takes memory of GPU 0 for each process of the host.
 class CurrentDevice {
  public:
   CurrentDevice(const ContextCalls& calls, int ordinal) : calls_(calls) {

@@ -1,6 +1,6 @@
-// The launches behind DeviceApi's entries of these names, each on a stream, without waiting.
-// Capturable in a CUDA graph: no host memory is read later, and nothing is allocated but by
-// StreamMemory, in the stream's order.
+// The launches behind DeviceApi's entries of these names, each on a stream, without waiting. They
+// can be captured in a CUDA graph: they read no host memory later, and only StreamMemory allocates,
+// in the stream's order.
 #ifndef THINWIRE_KERNELS_CUDA_LAUNCH_H_
 #define THINWIRE_KERNELS_CUDA_LAUNCH_H_
 
@@ -15,7 +15,7 @@ cudaError_t LaunchDecode(const DecodeLaunch& launch, cudaStream_t stream);
 cudaError_t LaunchAccumulate(const AccumulateLaunch& launch, cudaStream_t stream);
 cudaError_t LaunchEndMomentum(const MomentumLaunch& launch, cudaStream_t stream);
 cudaError_t LaunchReduce(const ReduceLaunch& launch, cudaStream_t stream);
-cudaError_t LaunchReduceInParts(const ReduceLaunch& launch, cudaStream_t stream);  // its parts
+cudaError_t LaunchReduceInParts(const ReduceLaunch& launch, cudaStream_t stream);  // in parts
 cudaError_t LaunchEncodeEntries(const EncodeEntriesLaunch& launch, cudaStream_t stream);
 cudaError_t LaunchAddEntries(const AddEntriesLaunch& launch, cudaStream_t stream);
 

@@ -1,4 +1,4 @@
-// Start: one kernel on a stream, or its code loaded.
+// Start: runs one kernel on a stream, or loads its code.
 #ifndef THINWIRE_KERNELS_CUDA_START_CUH_
 #define THINWIRE_KERNELS_CUDA_START_CUH_
 
@@ -6,8 +6,8 @@
 
 namespace thinwire::kernels {
 
-// Queues the kernel. Without teams it runs nothing, and loads the kernel's code into the device's
-// context. CUDA loads code at the first launch otherwise, which may wait for kernels that run, and
+// Queues the kernel. With 0 teams it runs nothing but loads the kernel's code into the device's
+// context. Otherwise CUDA loads code at the first launch, which may wait for running kernels, and
 // so for peers ("Lazy Loading" in the CUDA C++ Programming Guide).
 template <typename... Parameters, typename... Arguments>
 cudaError_t Start(void (*kernel)(Parameters...), unsigned teams, unsigned threads,

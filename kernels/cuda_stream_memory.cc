@@ -13,14 +13,14 @@ cudaError_t MakePool(int ordinal, cudaMemPool_t* pool) {
   properties.location = {.type = cudaMemLocationTypeDevice, .id = ordinal};
   cudaError_t error = cudaMemPoolCreate(pool, &properties);
   if (error != cudaSuccess) return error;
-  uint64_t all = UINT64_MAX;  // what is freed is kept, so that the steady state allocates nothing
+  uint64_t all = UINT64_MAX;  // keep freed memory, so that the steady state allocates nothing
   error = cudaMemPoolSetAttribute(*pool, cudaMemPoolAttrReleaseThreshold, &all);
   if (error != cudaSuccess) cudaMemPoolDestroy(*pool);
   return error;
 }
 
-// A pool of ours: the device's default one belongs to the process, and gives memory back at every
-// synchronisation. Pools stay as long as the process.
+// A pool of our own: the device's default one belongs to the process, and returns memory at every
+// synchronisation. Pools live as long as the process.
 cudaError_t PoolOfCurrentDevice(cudaMemPool_t* pool) {
   constexpr int kDevices = 64;  // more than a host has
   static std::array<std::atomic<cudaMemPool_t>, kDevices> pools;
@@ -46,7 +46,7 @@ StreamMemory::StreamMemory(uint8_t* given, size_t bytes, cudaStream_t stream)
   error_ = PoolOfCurrentDevice(&pool);
   if (error_ == cudaSuccess) error_ = cudaMallocFromPoolAsync(&own_, bytes, pool, stream);
   if (error_ == cudaSuccess) return;
-  cudaGetLastError();  // it is returned, and must not be taken for the next launch's
+  cudaGetLastError();  // it is returned here: the next launch must not report it
 }
 
 StreamMemory::~StreamMemory() {

@@ -1,4 +1,4 @@
-// StreamMemory: device memory in which the kernels of one operation leave something for the next.
+// StreamMemory: device memory through which the kernels of one operation pass data to the next.
 #ifndef THINWIRE_KERNELS_CUDA_STREAM_MEMORY_H_
 #define THINWIRE_KERNELS_CUDA_STREAM_MEMORY_H_
 
@@ -9,12 +9,12 @@
 
 namespace thinwire::kernels {
 
-// Memory of the current device, for work queued on the stream within the scope. Nothing waits:
-// whoever gets the memory next, on whatever stream, comes after that work. In a stream that is
-// being captured it becomes a part of the graph.
+// Memory of the current device, for work queued on the stream within the scope. Nothing waits: the
+// next user of the memory, on any stream, runs after that work. In a stream that is being captured
+// it becomes part of the graph.
 class StreamMemory {
  public:
-  // `given`: memory to use, instead of `bytes` of the pool; null: none.
+  // `given`: memory to use instead of `bytes` bytes from the pool; null: none.
   StreamMemory(uint8_t* given, size_t bytes, cudaStream_t stream);
   ~StreamMemory();
   StreamMemory(const StreamMemory&) = delete;

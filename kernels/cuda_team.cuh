@@ -1,4 +1,5 @@
-// DeviceTeam: a thread block. The other implementation of what host_team.h describes.
+// DeviceTeam: a thread block. Implements the interface that tests/host_device/host_team.h
+// describes.
 #ifndef THINWIRE_KERNELS_CUDA_TEAM_CUH_
 #define THINWIRE_KERNELS_CUDA_TEAM_CUH_
 
@@ -17,14 +18,14 @@ class DeviceTeam {
   using Reduction = cub::WarpReduce<uint32_t>;
 
  public:
-  // Shared memory that the collectives work in.
+  // Shared memory for the collectives.
   struct Scratch {
     typename Reduction::TempStorage warps[kThreads / kWarp];
   };
 
   explicit __device__ __forceinline__ DeviceTeam(Scratch& scratch) : scratch_(scratch) {}
 
-  // A register.
+  // One register per thread.
   template <typename T>
   class PerThread {
    public:
@@ -51,7 +52,7 @@ class DeviceTeam {
     alignas(16) T values_[kCount];  // a thread's quad is one access
   };
 
-  // Filled by cp.async; on Turing by loads and stores, at once.
+  // Filled by cp.async; on Turing by loads and stores, immediately.
   template <unsigned kBytes>
   class Staged {
    public:
@@ -100,7 +101,7 @@ class DeviceTeam {
     other[threadIdx.x] = __shfl_xor_sync(0xffffffffu, value[threadIdx.x], mask);
   }
 
-  // A whole thread's values, one after the other.
+  // All values of a thread, one after the other.
   __device__ __forceinline__ void Exchange(PerThread<Values>& value, unsigned mask,
                                            PerThread<Values>& other) {
 #pragma unroll

@@ -8,13 +8,13 @@ struct alignas(16) Quad {
   float v[kQuad];
 };
 
-// The codes of a quad as one load or store. An array that takes them by its address would be put
-// into local memory, which costs the twin what it is to measure.
+// The codes of a quad as one load or store. An array that is filled through its address would be in
+// local memory, which would slow the twin down.
 template <int kBits>
 struct QuadCodes;
 template <>
 struct QuadCodes<1> {
-  using Type = uint8_t;  // of two quads
+  using Type = uint8_t;  // for two quads
 };
 template <>
 struct QuadCodes<2> {
@@ -82,14 +82,14 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
     }
     if (args.floats != nullptr) *reinterpret_cast<Quad*>(args.floats + place) = sum;
     if (args.codes_out != nullptr) {
-      // The sum of all four keeps the compiler from leaving out a load.
+      // The sum of all four keeps the compiler from omitting a load.
       const float all = sum.v[0] + sum.v[1] + sum.v[2] + sum.v[3];
       WriteCodes<kBits>(args.codes_out, place / kQuad, __float_as_uint(all));
     }
   }
 }
 
-// Nothing is written where all is zero, and the compiler can not know that.
+// Nothing is written if everything is zero, but the compiler can't know that.
 __global__ void ReadKernel(const uint4* memory, size_t count, uint32_t* never) {
   uint32_t sum = 0;
   const size_t step = size_t{gridDim.x} * blockDim.x;

@@ -26,7 +26,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
   EncodeHeadsTile<DeviceTeam, kDType>(team, shared, launch, blockIdx.x);
 }
 
-// More registers than the others have: it holds x, and transforms there and back.
+// Needs more registers than the others: it holds x, and transforms forward and back.
 template <DType kDType>
 __global__ void __launch_bounds__(kThreads, kFewBlocksPerMultiprocessor)
     EncodeCodesKernel(const __grid_constant__ EncodeLaunch launch, const WidthsPlan* plans) {

@@ -1,4 +1,4 @@
-// The launches of codecs of widths: what cuda_launch.h's functions do for them.
+// The launches of codecs of widths, which the functions of cuda_launch.h call.
 #ifndef THINWIRE_KERNELS_CUDA_WIDTHS_H_
 #define THINWIRE_KERNELS_CUDA_WIDTHS_H_
 

@@ -83,8 +83,9 @@ class Stream final : public DeviceStream {
            capturing != 0;
   }
 
-  // The driver's own waits know no deadline, so the thread sleeps here until the stream calls. That
-  // call never comes after a failure of the device, which is therefore looked for now and then.
+  // The driver's own waits have no deadline, so the thread sleeps here until the stream calls.
+  // After a failure of the device that call never comes, so the device is checked for failure
+  // periodically.
   absl::Status SynchronizeWhile(SteadyClock::time_point deadline,
                                 absl::FunctionRef<absl::Status()> health) override {
     const std::shared_ptr<DeviceEvent> event = Record();

@@ -1,11 +1,11 @@
-// DeviceApi: all that the host asks of a device, as a table of plain functions. Of a GPU it comes
-// out of libthinwire_cuda.so (cuda_api.cc), which is loaded on demand; tests/host_device has a
-// device made of CPU threads.
+// DeviceApi: all that the host needs of a device, as a table of plain functions. For a GPU it comes
+// from libthinwire_cuda.so (cuda_api.cc), which is loaded on demand; tests/host_device has a device
+// made of CPU threads.
 //
 // Functions return 0, or an error number that `error_text` explains; none throws. A stream is a
 // cudaStream_t, an event a cudaEvent_t, as void*; a null stream is the device's default one. All
-// are thread-safe, and each call names its device by `ordinal`: the calling thread may have chosen
-// none, and is left as it was.
+// are thread-safe, and each call names its device by `ordinal`: the calling thread need not have
+// chosen a device, and its choice is unchanged afterwards.
 #ifndef THINWIRE_KERNELS_DEVICE_API_H_
 #define THINWIRE_KERNELS_DEVICE_API_H_
 
@@ -16,29 +16,29 @@
 
 namespace thinwire::kernels {
 
-// Counts up whenever the table or a job changes: a library of another version is refused.
+// Increment it whenever the table or a job changes: a library of another version is refused.
 inline constexpr uint32_t kDeviceApiVersion = 13;
 
-// `query` answers this while the work before the event goes on.
+// The result of `query` while the work before the event is not done.
 inline constexpr int kBusy = -1;
 
-// CUDA's number for a driver that is missing, or older than the runtime in the library wants.
+// CUDA's error number for a driver that is missing, or older than the library's runtime requires.
 inline constexpr int kInsufficientDriver = 35;
 
-// Room for what `identify` writes.
+// The size of the text that `identify` writes.
 inline constexpr size_t kIdentityBytes = 64;
 
 struct DeviceApi {
   uint32_t version;
 
-  // The CUDA version whose runtime is in the library, such as 13000 for 13.0.
+  // The version of the CUDA runtime in the library, such as 13000 for 13.0.
   int runtime_version;
 
   const char* (*error_text)(int error);
   int (*device_count)(int* count);
-  // The newest CUDA version that the driver knows; 0: there is no driver.
+  // The newest CUDA version that the driver supports; 0: there is no driver.
   int (*driver_version)(int* version);
-  // The ordinal of the device that holds an address, asked for on any device; -1: the host.
+  // The ordinal of the device that holds an address, whatever `ordinal` is; -1: the host.
   int (*device_of)(int ordinal, const void* address, int* holder);
 
   int (*allocate)(int ordinal, size_t bytes, void** memory);
@@ -48,17 +48,17 @@ struct DeviceApi {
 
   int (*make_stream)(int ordinal, void** stream);
   int (*destroy_stream)(int ordinal, void* stream);
-  // 1 if what is queued on the stream goes into a graph that is being captured, else 0.
+  // 1 if work queued on the stream is being captured in a graph, else 0.
   int (*is_capturing)(int ordinal, void* stream, int* capturing);
   int (*make_event)(int ordinal, void** event);
   int (*destroy_event)(int ordinal, void* event);
 
-  // All of the rest is queued on a stream, and the host does not wait. A launch of no tiles runs
-  // nothing, and loads its kernels' code.
+  // All functions from here to add_entries queue work on a stream, and the host does not wait. A
+  // launch of no tiles runs nothing but loads its kernels' code.
   int (*record)(int ordinal, void* event, void* stream);
   int (*wait)(int ordinal, void* stream, void* event);  // the stream waits
   int (*query)(int ordinal, void* event);               // kBusy: not yet reached
-  // Between any two memories.
+  // Copies between any two memories.
   int (*copy)(int ordinal, void* to, const void* from, size_t bytes, void* stream);
   // `function(argument)` runs on a thread of the driver, and must neither wait nor call the device.
   // After a failure of the device it never runs.
@@ -72,10 +72,10 @@ struct DeviceApi {
   int (*encode_entries)(int ordinal, const EncodeEntriesLaunch* launch, void* stream);
   int (*add_entries)(int ordinal, const AddEntriesLaunch* launch, void* stream);
 
-  // The calls below are done at once.
-  // Writes a text that no other device of the host has, ended by a zero.
+  // The calls below are synchronous.
+  // Writes a text that is unique among the devices of the host, terminated by a zero.
   int (*identify)(int ordinal, char text[kIdentityBytes]);
-  // The PeerReach of compress/device.h to the device that is hardest to reach.
+  // The PeerReach (compress/device.h) to the device that is hardest to reach.
   int (*reaches_peers)(int ordinal, int* least);
   // Calls `work(argument)` with the device as the thread's current one.
   int (*run_on)(int ordinal, void (*work)(void* argument), void* argument);

@@ -34,7 +34,7 @@ kernels::Codec CodecOf(const CodecSpec& spec) {
   return codec;
 }
 
-// Alignment decides whether a thread may load its quad at once.
+// The alignment determines whether a thread may load its quad at once.
 kernels::Elements ElementsOf(const void* data, size_t element_bytes) {
   const bool quads = reinterpret_cast<uintptr_t>(data) % (kernels::kQuad * element_bytes) == 0;
   return {const_cast<void*>(data), quads};
@@ -53,12 +53,12 @@ uint32_t TilesOf(size_t numel, size_t tile = kTile) {
   return static_cast<uint32_t>((numel + tile - 1) / tile);
 }
 
-// A plan of a codec of widths has the places of whole tiles.
+// A plan of a codec of widths has the places of full tiles.
 unsigned ThreadsFor(const CodecSpec& spec, size_t elements) {
   return spec.traits().widths() ? kernels::kThreads : kernels::TeamThreads(elements, spec.block);
 }
 
-// Adds a job of `numel` elements to a launch, whose number of threads is known.
+// Adds a job of `numel` elements to a launch, whose number of threads is set.
 template <typename Jobs, typename Job>
 void AddJob(Jobs* jobs, Job job) {
   job.first_tile = jobs->tiles;
@@ -207,7 +207,7 @@ void DeviceBackend::CopyFinite(std::span<const float> from, std::span<float> to)
   EndMomentum({.velocity = to.data()}, {const_cast<float*>(from.data()), from.size()}, {});
 }
 
-// Without an output it leaves m alone.
+// Without an output it leaves m unchanged.
 void DeviceBackend::EndMomentum(const Momentum& momentum, std::span<float> m,
                                 TensorView out) const {
   if (m.empty()) return;
@@ -233,9 +233,9 @@ void DeviceBackend::Reduce(const ReduceArgs& args) const {
   }
 }
 
-// Each launch adds some wires to the sum of those before, which is fp32 and takes the place of an
-// own shard: the bits are those of one sum in rank order. The last launch also does what follows
-// the sum.
+// Each launch adds some wires to the sum of the earlier ones, which is fp32 and takes the place of
+// this rank's own shard: the bits equal those of one sum in rank order. The last launch also does
+// the steps after the sum.
 void DeviceBackend::ReduceInGroups(const ReduceArgs& args) const {
   const CodecSpec fp32 = LosslessSpec(DType::kF32);
   const TensorView sum{args.scratch.data(), args.own.numel};

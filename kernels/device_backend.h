@@ -1,4 +1,4 @@
-// DeviceBackend: the codecs on a stream of a device. Calls become jobs, jobs become launches.
+// DeviceBackend: the codecs on a device's stream. It converts calls to jobs, and jobs to launches.
 #ifndef THINWIRE_KERNELS_DEVICE_BACKEND_H_
 #define THINWIRE_KERNELS_DEVICE_BACKEND_H_
 
@@ -9,12 +9,12 @@
 
 namespace thinwire {
 
-// Addresses are of the device: elements aligned to one element, wires to 16 bytes. The engine
-// refuses codecs without kernels. Launches that need more than the room take memory from a pool of
+// Addresses are device addresses: elements aligned to one element, wires to 16 bytes. The engine
+// rejects codecs without kernels. Launches that need more than `room` take memory from a pool of
 // the device, in the stream's order.
 class DeviceBackend final : public Backend {
  public:
-  // `report` takes the error number of each launch.
+  // `report` is called with the error number of each launch.
   DeviceBackend(const kernels::DeviceApi& api, int ordinal, void* stream,
                 std::function<void(int)> report, MutableBytes room = {})
       : api_(api), ordinal_(ordinal), stream_(stream), report_(std::move(report)), room_(room) {}

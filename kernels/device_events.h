@@ -1,5 +1,5 @@
-// Points in the work of a stream, on top of a DeviceApi: events that are used again, and what a
-// thread of the host sleeps on.
+// Points in the work of a stream, on top of a DeviceApi: reusable events, and a call on which a
+// host thread sleeps.
 #ifndef THINWIRE_KERNELS_DEVICE_EVENTS_H_
 #define THINWIRE_KERNELS_DEVICE_EVENTS_H_
 
@@ -16,7 +16,7 @@
 
 namespace thinwire::kernels {
 
-// Events are made once and used again.
+// Events are created once and reused.
 class EventPool : public std::enable_shared_from_this<EventPool> {
  public:
   EventPool(const DeviceApi& api, int ordinal) : api_(api), ordinal_(ordinal) {}
@@ -41,7 +41,7 @@ class EventPool : public std::enable_shared_from_this<EventPool> {
     free_.push_back(event);
   }
 
-  // The error number, or 0.
+  // Returns the error number, or 0.
   int Take(std::shared_ptr<Event>* event) {
     void* handle = nullptr;
     {
@@ -65,12 +65,12 @@ class EventPool : public std::enable_shared_from_this<EventPool> {
   std::vector<void*> free_ ABSL_GUARDED_BY(mu_);
 };
 
-// The call of a stream that has come to a point, for one thread that waits there. Shared by both,
-// since the thread may give up before.
+// Signals one waiting host thread that a stream has reached a point. Both share ownership, since
+// the thread may give up earlier.
 class Arrival : public std::enable_shared_from_this<Arrival> {
  public:
-  // Asks the stream for the call; the error number, or 0. The call's share is lost with a device
-  // that fails before.
+  // Queues the signal on the stream; returns the error number, or 0. If the device fails before,
+  // the signal's share is leaked.
   int Expect(const DeviceApi& api, int ordinal, void* stream) {
     auto* const share = new std::shared_ptr<Arrival>(shared_from_this());
     const int error = api.call(ordinal, Call, share, stream);

@@ -1,4 +1,4 @@
-// Dispatch of a codec and a dtype, known at run time, to the types that kernels are compiled for.
+// Dispatches a codec and a dtype, known at run time, to the types that kernels are compiled for.
 // Host code.
 #ifndef THINWIRE_KERNELS_DISPATCH_H_
 #define THINWIRE_KERNELS_DISPATCH_H_
@@ -24,8 +24,8 @@ auto ForDType(DType dtype, Visit visit) {
   return visit(DTypeTag<DType::kF32>());
 }
 
-// Calls visit(Variant) for a codec of the list whose kernels are those of tiles.h. The backend
-// launches no other one in this way.
+// Calls visit(Variant) for a codec whose kernels are those of tiles.h. The backend must launch no
+// other codec in this way.
 template <typename First, typename... Rest, typename Visit>
 auto ForCodecOf(CodecTypes<First, Rest...>, const Codec& codec, Visit visit) {
   if constexpr (!kInTiles<First>) {
@@ -46,8 +46,8 @@ auto ForCodec(const Codec& codec, Visit visit) {
   return ForCodecOf(AllCodecs(), codec, visit);
 }
 
-// Calls visit(up, down, DTypeTag) with the types of a reduction's kernel, for one that is not in
-// parts (reduce_parts.h): the result has the wires' codec, or is fp32.
+// Calls visit(up, down, DTypeTag) with the types of a reduction's kernel that is not in parts
+// (reduce_parts.h): the result has the wires' codec, or is fp32.
 template <typename Visit>
 auto ForReduction(const ReduceLaunch& launch, Visit visit) {
   return ForDType(launch.dtype, [&](auto dtype) {

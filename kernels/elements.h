@@ -1,4 +1,4 @@
-// Quads of elements: from memory of any dtype to fp32 and back.
+// Converts quads of elements from memory of any dtype to fp32 and back.
 #ifndef THINWIRE_KERNELS_ELEMENTS_H_
 #define THINWIRE_KERNELS_ELEMENTS_H_
 
@@ -10,7 +10,7 @@
 
 namespace thinwire::kernels {
 
-// The form of one element in memory.
+// How one element is stored in memory.
 template <DType kDType>
 struct Stored;
 
@@ -35,7 +35,7 @@ struct Stored<DType::kF16> {
   THINWIRE_HD static uint16_t Store(float value) { return ToF16(value); }
 };
 
-// Elements [place, place + 4), which may be loaded at once.
+// Elements [place, place + 4), which must be loadable at once.
 template <DType kDType>
 THINWIRE_HD void LoadWholeQuad(const Elements& from, size_t place, float* out) {
   using T = typename Stored<kDType>::Type;
@@ -54,7 +54,7 @@ THINWIRE_HD void StoreWholeQuad(const float* values, size_t place, const Element
   CopyWord<sizeof(quad)>(static_cast<T*>(to.data) + place, quad);
 }
 
-// Elements [place, place + 4) of `numel`; zeros behind the last one.
+// Elements [place, place + 4) of `numel`; zeros after the last one.
 template <DType kDType>
 THINWIRE_HD void LoadQuad(const Elements& from, size_t place, size_t numel, float* out) {
   using T = typename Stored<kDType>::Type;
@@ -83,7 +83,7 @@ THINWIRE_HD void StoreQuad(const float* values, size_t place, size_t numel, cons
   }
 }
 
-// All quads that a thread holds of a tile.
+// All quads of a tile that a thread holds.
 template <DType kDType>
 THINWIRE_HD void LoadValues(const Elements& from, const TileRange& tile, unsigned thread,
                             Values& out) {
@@ -116,7 +116,7 @@ THINWIRE_HD void StoreValues(const Values& values, const TileRange& tile, unsign
   }
 }
 
-// The same for a dtype that is known at run time only, where a kernel for each is not worth it.
+// The same for a dtype that is only known at run time, where a kernel per dtype is not worthwhile.
 THINWIRE_HD void LoadValuesOf(DType dtype, const Elements& from, const TileRange& tile,
                               unsigned thread, Values& out) {
   switch (dtype) {

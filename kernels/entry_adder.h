@@ -1,9 +1,9 @@
-// EntryAdder: the entries of several shards of topk, added up tile by tile, in shared memory: one
-// pass over the result however many ranks there are.
+// EntryAdder: sums the entries of several topk shards tile by tile, in shared memory: one pass over
+// the result for any number of ranks.
 //
-// Nobody has checked the bytes, since the host does not have them. A sub-block whose entries are
-// malformed makes its elements NaN, and counts that are wrong all of them, as a damaged scale does
-// in other codecs; no access is out of bounds.
+// The bytes are unchecked, since the host does not have them. Malformed entries of a sub-block make
+// its elements NaN, and wrong counts make all elements NaN, as a damaged scale does in other
+// codecs; no access is out of bounds.
 #ifndef THINWIRE_KERNELS_ENTRY_ADDER_H_
 #define THINWIRE_KERNELS_ENTRY_ADDER_H_
 
@@ -69,7 +69,7 @@ class EntryAdder {
     uint32_t count;
   };
 
-  // False if the shard is malformed, as far as that concerns the tile.
+  // False if the shard is malformed in a way that affects the tile.
   THINWIRE_HD bool AddShard(uint32_t rank) {
     const uint8_t* const wire = launch_.wires[rank];
     const auto* const counts = reinterpret_cast<const uint32_t*>(wire);
@@ -89,7 +89,7 @@ class EntryAdder {
     return static_cast<uint32_t>(rest < kSubBlock ? rest : kSubBlock);
   }
 
-  // True if the counts are right; `before` is the number of entries of the sub-blocks before.
+  // True if the counts are valid; `before` is the number of entries of all earlier sub-blocks.
   THINWIRE_HD bool FindEntries(const uint32_t* counts, uint32_t* before) {
     PerThread<uint32_t> lower, lower_all, every, every_all;
     team_.ForEach([&](unsigned thread) {
@@ -111,7 +111,7 @@ class EntryAdder {
     return IsSound();
   }
 
-  // Indices ascend below the sub-block's end, so that no two threads add to one element.
+  // Indices ascend and are below the sub-block's end, so no two threads add to one element.
   THINWIRE_HD void CheckEntries(unsigned thread, const Entries& entries) {
     const uint32_t elements = ElementsOf(sub_block_);
     for (uint32_t e = thread; e < entries.count; e += kThreads) {
@@ -121,7 +121,7 @@ class EntryAdder {
     }
   }
 
-  // To a sum an entry of 0 adds nothing, so that it keeps even a -0.
+  // For a sum, entries of 0 are skipped, so that the sum keeps even a -0.
   THINWIRE_HD void AddEntries(unsigned thread, const Entries& entries) {
     const size_t begin = tile_.begin % kSubBlock;
     const bool adds = launch_.use != EntryUse::kValues;
@@ -137,7 +137,7 @@ class EntryAdder {
   }
 
   THINWIRE_HD void Refuse(unsigned thread) { shared_.malformed.Add(team_, thread, 0, 1); }
-  // Behind a Sync; before the next Refuse there is another one.
+  // Call it after a Sync; it syncs again before the next Refuse.
   THINWIRE_HD bool IsSound() {
     bool sound = true;
     team_.ForEach([&](unsigned thread) { sound = shared_.malformed.Get(team_, thread, 0) == 0; });

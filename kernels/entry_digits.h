@@ -1,5 +1,5 @@
-// EntryDigits: the k-th largest key, digit by digit, from how many elements have each digit: the
-// radix selection of topk's encoding.
+// EntryDigits: finds the k-th largest key digit by digit, by counting the elements with each digit:
+// the radix selection of topk's encoding.
 #ifndef THINWIRE_KERNELS_ENTRY_DIGITS_H_
 #define THINWIRE_KERNELS_ENTRY_DIGITS_H_
 
@@ -13,7 +13,7 @@ struct Digit {
   unsigned shift, bits;
 
   THINWIRE_HD uint32_t Of(uint32_t key) const { return key >> shift & ((1u << bits) - 1); }
-  // The digits before this one.
+  // The digits before (above) this one.
   THINWIRE_HD uint32_t Before(uint32_t key) const { return key >> shift >> bits; }
 };
 
@@ -25,7 +25,7 @@ template <typename Team>
 class EntryDigits {
   template <typename T>
   using PerThread = typename Team::template PerThread<T>;
-  static constexpr unsigned kOwn = kBins / kThreads;  // bins of a thread
+  static constexpr unsigned kOwn = kBins / kThreads;  // bins per thread
 
  public:
   struct Shared {
@@ -36,7 +36,7 @@ class EntryDigits {
                           const EncodeEntriesLaunch& launch, unsigned number)
       : team_(team), shared_(shared), sums_(sums), launch_(launch), number_(number) {}
 
-  // Followed by a Sync before the first Count.
+  // Sync before the first Count.
   THINWIRE_HD void Clear() {
     team_.ForEach([&](unsigned thread) {
       THINWIRE_UNROLL
@@ -50,7 +50,7 @@ class EntryDigits {
     shared_.bins.Add(team_, thread, DigitOf(number_).Of(key), 1);
   }
 
-  // Adds the team's counts to those of the others. Preceded by a Sync.
+  // Adds the team's counts to those of the other teams. Sync before it.
   THINWIRE_HD void Flush() {
     team_.ForEach([&](unsigned thread) {
       THINWIRE_UNROLL
@@ -62,7 +62,8 @@ class EntryDigits {
     });
   }
 
-  // When all teams' counts are there: finds the digit of the k-th key, from the highest down.
+  // Call it when all teams' counts are complete: finds the digit of the k-th key, searching from
+  // the highest down.
   THINWIRE_HD void Pick() {
     const uint32_t wanted = number_ == 0 ? launch_.entries : state().wanted;
     const uint32_t key = number_ == 0 ? 0 : state().key;

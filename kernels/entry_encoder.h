@@ -1,11 +1,12 @@
-// EntryEncoder: the exact k largest elements, as topk's wire bytes; the kernels in the order in
-// which they run.
+// EntryEncoder: encodes the exact k largest elements as topk's wire bytes; the kernels in the order
+// in which they run.
 //
-// The scan is the one pass over the data: it adds gradient, momentum and residual, stores them, and
-// lists what reaches the threshold of the last step. While that holds, the list, which has little
-// more than k candidates, is all that the other kernels read. Where it does not (the first step, a
-// sudden change) they go tile by tile, and read the residual of those that are not in the list: the
-// result is the same. Nobody tells the host, so that all of it can be captured in a graph.
+// The scan is the only pass over the data: it adds gradient, momentum and residual, stores them,
+// and lists the elements that reach the threshold from the last step. While that holds, the other
+// kernels read only the list, which has little more than k candidates. Otherwise (in the first
+// step, after a sudden change) they go tile by tile, and read the residual of tiles that are not in
+// the list: the result is the same. The host never needs to know, so everything can be captured in
+// a graph.
 #ifndef THINWIRE_KERNELS_ENTRY_ENCODER_H_
 #define THINWIRE_KERNELS_ENTRY_ENCODER_H_
 
@@ -28,14 +29,14 @@ template <typename Team>
 class EntryEncoder {
   template <typename T>
   using PerThread = typename Team::template PerThread<T>;
-  static constexpr unsigned kCounted = kDigits;  // of `finished`, behind the digits
+  static constexpr unsigned kCounted = kDigits;  // index in `finished`, after the digits
   static constexpr unsigned kAhead = 4;          // candidates that a thread loads at once
 
  public:
   THINWIRE_HD EntryEncoder(Team& team, EntryShared<Team>& shared, const EncodeEntriesLaunch& launch)
       : team_(team), shared_(shared), launch_(launch) {}
 
-  // (1) By one team: the state is zero.
+  // (1) By one team: resets the state.
   THINWIRE_HD void Begin() {
     team_.ForEach([&](unsigned thread) {
       auto* const words = reinterpret_cast<uint32_t*>(launch_.room.state);
@@ -48,7 +49,7 @@ class EntryEncoder {
     });
   }
 
-  // (2) x to the residual, the candidates to the list.
+  // (2) Stores x in the residual and lists the candidates.
   THINWIRE_HD void Scan(uint32_t number) {
     const EntrySource source(launch_, number);
     PerThread<EntryItems> items;
@@ -69,7 +70,7 @@ class EntryEncoder {
       kept = launch_.residual.data != nullptr && shared_.not_finite.Get(team_, thread, 0) == 0;
       if (thread == 0) taken[thread] = Team::AtomicAdd(&state().found, all[thread]);
     });
-    // The answer is on its way while x is stored.
+    // The atomic's result arrives while x is stored.
     team_.ForEach([&](unsigned thread) {
       if (!kept) return;
       StoreValues<DType::kF32>(items[thread].x, source.tile(), thread, launch_.residual);
@@ -88,8 +89,8 @@ class EntryEncoder {
     });
   }
 
-  // (3) For each digit: how often it follows those that are known. A team takes a part of the
-  // list, or every EntryTeams-th tile, and adds its counts to those of the others once.
+  // (3) For each digit: counts how often it follows the known digits. A team handles a part of the
+  // list, or every EntryTeams-th tile, and adds its counts to the others' once.
   THINWIRE_HD void CountDigits(uint32_t first, unsigned digit) {
     EntryDigits<Team> digits(team_, shared_.digits, shared_.sums, launch_, digit);
     const uint32_t teams = EntryTeams(launch_.tiles), known = state().key;
@@ -119,8 +120,8 @@ class EntryEncoder {
     if (IsLastTeam(team_, shared_.sums, &state().finished[digit], teams)) digits.Pick();
   }
 
-  // (4) How many elements of each tile of a group are sent; the last team knows of all groups how
-  // many come before.
+  // (4) Counts the elements of each tile of a group that are sent; the last team computes for all
+  // groups how many come before them.
   THINWIRE_HD void Count(uint32_t group) {
     PerThread<uint32_t> sent;
     if (in_list()) {
@@ -137,7 +138,7 @@ class EntryEncoder {
     EntryOffsets<Team>(team_, shared_.sums, launch_).Run();
   }
 
-  // (5) The entries, each at its place, and what they leave behind. A team takes every
+  // (5) Writes the entries to their positions, and stores what sending leaves. A team handles every
   // EntryTeams-th group, or tile.
   THINWIRE_HD void Send(uint32_t first) {
     const uint32_t teams = EntryTeams(launch_.tiles), groups = GroupsOf(launch_.tiles);
@@ -151,12 +152,12 @@ class EntryEncoder {
   }
 
  private:
-  // Elements above the k-th key and equal to it, in one number: a group has 32768 at most.
+  // Elements above the k-th key and equal to it, in one number: a group has at most 32768.
   static constexpr uint32_t kEqual = 1u << 16, kAboveMask = kEqual - 1;
   static_assert(kGroupTiles * kTile < kEqual);
 
   THINWIRE_HD EntryState& state() const { return *launch_.room.state; }
-  // The list has all candidates, and enough of them.
+  // The list has all candidates, and at least k.
   THINWIRE_HD bool in_list() const {
     return state().unlisted == 0 && state().found >= launch_.entries;
   }
@@ -165,7 +166,7 @@ class EntryEncoder {
     return end < launch_.tiles ? end : launch_.tiles;
   }
 
-  // A bit for each candidate; notes what is not finite.
+  // A bit for each candidate; also records whether an element is not finite.
   THINWIRE_HD uint32_t Mark(unsigned thread, const EntryItems& items) {
     const uint32_t low = state().low;
     uint32_t hits = 0;
@@ -180,9 +181,9 @@ class EntryEncoder {
     return hits;
   }
 
-  // Notes where the tile's x will be; returns the begin of its part of the list, which is at
-  // `taken` if there is room for it. One thread of a team. The order in which tiles come here is no
-  // matter: each knows its own part.
+  // Records where the tile's x is; returns the begin of its part of the list, which is `taken` if
+  // there is room for it. Called by one thread per team. The order in which tiles get here does not
+  // matter: each records its own part.
   THINWIRE_HD uint32_t Note(const EntrySource& source, bool kept, uint32_t taken,
                             uint32_t candidates) {
     const bool fits = taken + candidates <= launch_.room.capacity;
@@ -225,7 +226,7 @@ class EntryEncoder {
     }
   }
 
-  // 1 for an element that is surely sent, kEqual for one that ties with `last`, the smallest key
+  // 1 for an element that is certainly sent, kEqual for one that ties with `last`, the smallest key
   // that is sent, or 0.
   THINWIRE_HD static uint32_t WeightOf(float x, uint32_t last) {
     const uint32_t key = SelectionKey(x);
@@ -237,7 +238,7 @@ class EntryEncoder {
     launch_.room.tiles[tile].equal = weights / kEqual;
   }
 
-  // A tile is the work of a warp. `all`: the weights of the group.
+  // Each warp handles one tile. `all`: the weights of the group.
   THINWIRE_HD void CountGroupInList(uint32_t group, PerThread<uint32_t>& all) {
     const uint32_t last = state().key, end = EndOf(group);
     PerThread<uint32_t> weights;
@@ -282,7 +283,7 @@ class EntryEncoder {
     }
   }
 
-  // Stores what the scan left undone in a tile that has elements that are not finite.
+  // Stores what the scan did not store of a tile with elements that are not finite.
   THINWIRE_HD void StoreFinite(unsigned thread, const EntrySource& source, const EntryItems& items,
                                const Values& u) {
     if (launch_.residual.data == nullptr) return;
@@ -296,19 +297,20 @@ class EntryEncoder {
     }
   }
 
-  // Elements with a key above the k-th, and with an equal one, before an element that may be sent.
+  // The numbers of elements with a key above the k-th, and with an equal one, before an element
+  // that may be sent.
   struct Before {
     uint32_t above, equal;
   };
 
-  // Those of all tiles before this one.
+  // Counts over all tiles before this one.
   THINWIRE_HD Before BeforeTile(uint32_t number) const {
     const EntryTile& tile = launch_.room.tiles[number];
     const EntryGroup& group = launch_.room.groups[number / kGroupTiles];
     return {group.above + tile.above, group.equal + tile.equal};
   }
 
-  // The sum of the weights of a quad, whose elements are there where `there` has a bit.
+  // The sum of the weights of a quad's elements whose bit in `there` is set.
   THINWIRE_HD static uint32_t WeightsOf(const float* x, uint32_t there, uint32_t last) {
     uint32_t weights = 0;
     THINWIRE_UNROLL
@@ -318,8 +320,8 @@ class EntryEncoder {
     return weights;
   }
 
-  // Sends what is to be sent of a quad. Of the elements equal to the k-th key these are the first
-  // `wanted`. index(i): the shard's element.
+  // Sends the elements of a quad that are due. Of the elements equal to the k-th key the first
+  // `wanted` are sent. index(i): element i's index in the shard.
   template <typename Index>
   THINWIRE_HD void SendQuad(const float* x, uint32_t there, Before before, Index index) {
     const uint32_t wanted = state().wanted, last = state().key;
@@ -334,7 +336,7 @@ class EntryEncoder {
     }
   }
 
-  // A tile is the work of a warp, which takes a quad of candidates for each lane at once.
+  // Each warp handles one tile, one quad of candidates per lane at a time.
   THINWIRE_HD void SendGroupInList(uint32_t group) {
     constexpr uint32_t kRound = kWarp * kQuad;
     const uint32_t first = group * kGroupTiles, end = EndOf(group), last = state().key;
@@ -371,7 +373,7 @@ class EntryEncoder {
     }
   }
 
-  // Candidates of a tile, from `first` of the list on.
+  // Candidates of a tile, from list entry `first` on.
   struct Quad {
     float x[kQuad];
     uint32_t first, there;

@@ -1,5 +1,5 @@
-// The launches of codecs of entries, as jobs.h has those of all others, and the memory that an
-// encoding works in.
+// The launches of codecs of entries (jobs.h has those of all others), and the memory that an
+// encoding uses.
 #ifndef THINWIRE_KERNELS_ENTRY_JOBS_H_
 #define THINWIRE_KERNELS_ENTRY_JOBS_H_
 
@@ -12,31 +12,31 @@ namespace thinwire::kernels {
 inline constexpr unsigned kDigits = 3;
 inline constexpr unsigned kBins = 2048;
 
-// State that the kernels of one encoding hand on.
+// State that the kernels of one encoding share.
 struct EntryState {
-  uint32_t low;       // elements of this key or a higher one are candidates
-  uint32_t found;     // candidates
-  uint32_t unlisted;  // tiles whose candidates are not in the list
-  uint32_t key;       // the digits of the k-th largest key that are known
-  uint32_t wanted;    // how many of the elements with these digits are among the k largest
-  uint32_t finished[kDigits + 1];  // teams, by kernel
+  uint32_t low;                    // elements with at least this key are candidates
+  uint32_t found;                  // number of candidates
+  uint32_t unlisted;               // tiles whose candidates are not in the list
+  uint32_t key;                    // the known digits of the k-th largest key
+  uint32_t wanted;                 // how many elements with these digits are among the k largest
+  uint32_t finished[kDigits + 1];  // number of finished teams, by kernel
   uint32_t bins[kDigits][kBins];
 };
 
-// Where the x of a tile is after the scan.
+// Where the scan has stored the x of a tile.
 struct EntryTile {
-  static constexpr uint32_t kKept = ~0u;      // `first`: in the residual
-  static constexpr uint32_t kAnew = ~0u - 1;  // `first`: nowhere, nothing of the tile was stored
-  uint32_t first, count;  // its candidates are these of the list; x is in the residual as well
-  // Elements with a key above the k-th, and with an equal one, of the tiles of its group before it.
+  static constexpr uint32_t kKept = ~0u;      // `first`: only in the residual
+  static constexpr uint32_t kAnew = ~0u - 1;  // `first`: nowhere, nothing was stored
+  uint32_t first, count;  // its candidates in the list; x is in the residual too
+  // Elements with a key above the k-th, and with an equal one, in earlier tiles of its group.
   uint32_t above, equal;
 };
 
-// Tiles that one team counts and sends, each by a warp if the list is all that has to be read.
+// Tiles that one team counts and sends, one per warp if only the list must be read.
 inline constexpr uint32_t kGroupTiles = kThreads / kWarp;
 
 // The elements of a group with a key above the k-th, and with an equal one; later those of all
-// groups before it.
+// earlier groups.
 struct EntryGroup {
   uint32_t above, equal;
 };
@@ -56,22 +56,22 @@ struct EntryRoom {
 struct EncodeEntriesLaunch {
   DType dtype;  // of the gradient
   Elements gradient;
-  Elements residual;  // of floats; data null: none
-  Elements velocity;  // likewise; EncodeArgs says what it is for
+  Elements residual;  // floats; data null: none
+  Elements velocity;  // likewise; for its meaning see EncodeArgs
   float momentum;
   bool nesterov, masking;
   Wire wire;
   size_t numel;
   uint32_t entries, tiles;
   float* threshold;  // null: none
-  EntryRoom room;    // RoomOf(launch) bytes to work in; null: they come from a pool of the device
+  EntryRoom room;    // RoomOf(launch) bytes of scratch; null: taken from a pool of the device
 };
 
-// The use of decoded entries.
+// How decoded entries are used.
 enum class EntryUse : uint8_t {
-  kValues,  // out = value, 0 where there is none; of one wire
+  kValues,  // out = value, 0 without an entry; one wire only
   kSum,     // out = the sum of factor * value over the wires, in order
-  kAdd,     // the same on top of what is there
+  kAdd,     // the same, added to `out`
 };
 
 struct AddEntriesLaunch {
@@ -87,8 +87,8 @@ struct AddEntriesLaunch {
 
 static_assert(sizeof(AddEntriesLaunch) <= kArgumentBytes);
 
-// Teams of the kernels that go through all tiles, or through the list: as many as a GPU holds.
-// Those that count digits each clear and add up all bins once.
+// Teams of the kernels that go through all tiles or through the list: as many as a GPU holds at
+// once. Each team that counts digits clears and adds all bins once.
 THINWIRE_HD constexpr uint32_t EntryTeams(uint32_t tiles) {
   return tiles < kTilesToFill ? tiles : kTilesToFill;
 }
@@ -104,7 +104,7 @@ inline size_t RoomOf(const EncodeEntriesLaunch& launch) {
          2 * sizeof(uint32_t) * EntryCapacity(launch.entries, launch.tiles);
 }
 
-// `memory` has RoomOf(launch) bytes, or is null.
+// `memory` has RoomOf(launch) bytes or is null.
 inline void PutRoom(EncodeEntriesLaunch& launch, uint8_t* memory) {
   launch.room = {};
   if (memory == nullptr) return;

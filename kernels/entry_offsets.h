@@ -1,5 +1,5 @@
-// EntryOffsets: from what each group of tiles sends to where its entries go, and the head of the
-// wire bytes. The work of one team, when all groups are counted.
+// EntryOffsets: computes from the number of entries that each group of tiles sends the positions of
+// its entries, and writes the head of the wire bytes. Runs in one team once all groups are counted.
 #ifndef THINWIRE_KERNELS_ENTRY_OFFSETS_H_
 #define THINWIRE_KERNELS_ENTRY_OFFSETS_H_
 
@@ -25,7 +25,7 @@ class EntryOffsets {
   }
 
  private:
-  // From a group's own counts to those of all groups before it.
+  // Converts a group's own counts to those of all earlier groups.
   THINWIRE_HD void SumGroups() {
     const uint32_t groups = GroupsOf(launch_.tiles);
     PerThread<uint32_t> above, equal, above_all, equal_all, above_before, equal_before;
@@ -51,7 +51,7 @@ class EntryOffsets {
     }
   }
 
-  // Entries of all sub-blocks before this one.
+  // Entries of all earlier sub-blocks.
   THINWIRE_HD uint32_t EntriesBefore(size_t sub_block) const {
     const size_t tile = sub_block * (kSubBlock / kTile);
     if (tile >= launch_.tiles) return launch_.entries;
@@ -63,7 +63,7 @@ class EntryOffsets {
            (equal < wanted ? equal : wanted);
   }
 
-  // The counts of all sub-blocks, and the padding behind them and behind the entries.
+  // The counts of all sub-blocks, and the padding after them and after the entries.
   THINWIRE_HD void PutHead(unsigned thread) {
     auto* const head = reinterpret_cast<uint32_t*>(launch_.wire.data);
     const size_t words = launch_.wire.bytes / sizeof(uint32_t);

@@ -1,4 +1,4 @@
-// EntrySource: the x of a tile in topk's encoding, made anew or found again.
+// EntrySource: the x of a tile in topk's encoding, computed again or read back.
 #ifndef THINWIRE_KERNELS_ENTRY_SOURCE_H_
 #define THINWIRE_KERNELS_ENTRY_SOURCE_H_
 
@@ -12,7 +12,7 @@ namespace thinwire::kernels {
 // A thread's part of a tile: elements by place, or candidates.
 struct EntryItems {
   Values x;
-  uint32_t there = 0;  // bit k: x.v[k] is one
+  uint32_t there = 0;  // bit k: x.v[k] is valid
 };
 
 class EntrySource {
@@ -23,10 +23,10 @@ class EntrySource {
   THINWIRE_HD const TileRange& tile() const { return tile_; }
   THINWIRE_HD EntryTile& note() const { return launch_.room.tiles[number_]; }
 
-  // Nothing of the tile was stored by the scan.
+  // True if the scan stored nothing of the tile.
   THINWIRE_HD bool anew() const { return note().first == EntryTile::kAnew; }
 
-  // x of the gradient, the residual and the momentum, which becomes u.
+  // Computes x from the gradient, the residual and the momentum, which becomes u.
   THINWIRE_HD void Make(unsigned thread, EntryItems& items, Values& u) const {
     LoadValuesOf(launch_.dtype, launch_.gradient, tile_, thread, items.x);
     if (launch_.velocity.data != nullptr) {
@@ -47,7 +47,8 @@ class EntrySource {
     items.there = ThereBelow(thread, tile_.end() - tile_.begin);
   }
 
-  // After the scan: the tile's candidates, if they are listed and suffice, or all its elements.
+  // After the scan: the tile's candidates, if they are listed and enough were found, or all its
+  // elements.
   THINWIRE_HD void Find(unsigned thread, EntryItems& items, Values& u) const {
     if (anew()) return Make(thread, items, u);
     if (!listed()) {
@@ -64,7 +65,7 @@ class EntrySource {
     }
   }
 
-  // The element of item k of a thread that has found it.
+  // The element of item k of a thread, after Find.
   THINWIRE_HD size_t IndexOf(unsigned thread, unsigned k) const {
     const unsigned place = PlaceOf(thread, k / kQuad) + k % kQuad;
     return listed() ? launch_.room.index[note().first + place] : tile_.begin + place;

@@ -1,5 +1,6 @@
-// fp32 arithmetic to the bit, NaNs included. IEEE 754 leaves the bits of a NaN open: a GPU returns
-// one and the same, a CPU hands on the operand's, and FORMAT.md has bf16 keep them.
+// fp32 arithmetic that is exact to the bit, NaNs included. IEEE 754 does not specify the bits of a
+// NaN: a GPU always returns the same ones, a CPU passes on the operand's, and bf16 keeps them
+// according to FORMAT.md.
 #ifndef THINWIRE_KERNELS_EXACT_FLOAT_H_
 #define THINWIRE_KERNELS_EXACT_FLOAT_H_
 
@@ -8,7 +9,7 @@
 namespace thinwire::kernels {
 
 inline constexpr uint32_t kQuietBit = 0x400000u;
-inline constexpr uint32_t kDefaultNan = 0xffc00000u;  // x86's, of Inf - Inf and 0 * Inf
+inline constexpr uint32_t kDefaultNan = 0xffc00000u;  // x86's result of Inf - Inf and 0 * Inf
 
 THINWIRE_HD bool IsNan(float x) { return x != x; }
 

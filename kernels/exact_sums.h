@@ -1,4 +1,4 @@
-// Sums and products of all elements that a thread holds, to the bit (exact_float.h).
+// Sums and products of all elements that a thread holds, exact to the bit (exact_float.h).
 #ifndef THINWIRE_KERNELS_EXACT_SUMS_H_
 #define THINWIRE_KERNELS_EXACT_SUMS_H_
 
@@ -7,8 +7,8 @@
 
 namespace thinwire::kernels {
 
-// to[i] = plain(i) for a quad. Where one of them is a NaN, exact(i) is taken, which makes the NaN's
-// bits, too: one look and one branch a quad.
+// to[i] = plain(i) for a quad. If one of them is NaN, exact(i) is used, which also gives the right
+// NaN bits: one check and one branch per quad.
 template <typename Plain, typename Exact>
 THINWIRE_HD void PutExact(float* to, Plain plain, Exact exact) {
   float sum[kQuad];
@@ -26,7 +26,7 @@ THINWIRE_HD void PutExact(float* to, Plain plain, Exact exact) {
   for (unsigned i = 0; i < kQuad; ++i) to[i] = sum[i];
 }
 
-// a += b, for every element that a thread holds.
+// a += b, for all elements that a thread holds.
 THINWIRE_HD void AddValues(Values& a, const Values& b) {
   THINWIRE_UNROLL
   for (unsigned q = 0; q < kQuads; ++q) {
@@ -38,7 +38,7 @@ THINWIRE_HD void AddValues(Values& a, const Values& b) {
   }
 }
 
-// The same, but of a NaN it says only that it is one.
+// The same, but the bits of NaNs are arbitrary.
 THINWIRE_HD void AddNumbers(Values& a, const Values& b) {
   THINWIRE_UNROLL
   for (unsigned k = 0; k < kQuads * kQuad; ++k) a.v[k] = a.v[k] + b.v[k];

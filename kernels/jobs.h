@@ -1,5 +1,5 @@
-// The launches as plain structs, which travel as kernel arguments. Pointers are device pointers,
-// but where a comment says otherwise. kernels/device_backend.cc fills them.
+// The launches as plain structs, which are passed as kernel arguments. Pointers are device pointers
+// unless a comment says otherwise. kernels/device_backend.cc fills them in.
 #ifndef THINWIRE_KERNELS_JOBS_H_
 #define THINWIRE_KERNELS_JOBS_H_
 
@@ -13,35 +13,35 @@ namespace thinwire::kernels {
 
 // A CodecSpec, without the parameters of codecs that have no kernels.
 struct Codec {
-  CodecId id;  // of a codec that has kernels
+  CodecId id;  // has kernels
   bool hadamard;
   uint32_t block_bits;  // a block has 1 << block_bits elements: shifts are cheap, divisions are not
-  uint32_t signs[8];    // a transform's: bit i % 32 of word i / 32 says that element i is negated
-  uint32_t sixteenths;  // codecs of widths: bits of a code, the mean of a shard, times 16; else 0
-  uint32_t floor;       // codecs of widths: bits of a code, at least
+  uint32_t signs[8];    // transform: bit i % 32 of word i / 32 is set if element i is negated
+  uint32_t sixteenths;  // codecs of widths: bits per code, the mean of a shard, times 16; else 0
+  uint32_t floor;       // codecs of widths: least bits per code
 };
 
 // Wire bytes of one shard; 16-byte aligned.
 struct Wire {
   uint8_t* data;
   size_t codes_at;  // bytes before the codes
-  size_t bytes;     // in all
+  size_t bytes;     // in total
 };
 
 // Contiguous elements, aligned to one element.
 struct Elements {
   void* data;
-  bool quads;  // a quad of them may be loaded at once
+  bool quads;  // a quad may be loaded at once
 };
 
 struct EncodeJob {
   Elements gradient;
-  Elements velocity;  // of floats; data null: none
-  Elements residual;  // of floats; data null: none
+  Elements velocity;  // floats; data null: none
+  Elements residual;  // floats; data null: none
   Wire wire;
   size_t numel;
   float beta;           // of the velocity
-  uint32_t first_tile;  // of the launch's tiles
+  uint32_t first_tile;  // index of its first tile among the launch's
 };
 
 struct DecodeJob {
@@ -53,16 +53,16 @@ struct DecodeJob {
 
 // sum = factor * base + gradient
 struct AccumulateJob {
-  Elements gradient, base, sum;  // the latter two of floats; may be the same
+  Elements gradient, base, sum;  // base and sum are floats and may be the same
   float factor;
   size_t numel;
   uint32_t first_tile;
 };
 
-// The end of a step of momentum, as Backend::EndMomentum says.
+// The end of a step of momentum; see Backend::EndMomentum.
 struct MomentumJob {
-  Elements m, velocity;  // of floats
-  Elements out;          // of the launch's dtype; data null: not wanted
+  Elements m, velocity;  // floats
+  Elements out;          // of the launch's dtype; data null: not needed
   size_t numel;
   uint32_t first_tile;
 };
@@ -71,11 +71,11 @@ template <typename Job, unsigned kMax>
 struct Jobs {
   Job job[kMax];
   uint32_t count;
-  uint32_t tiles;    // of all jobs
-  uint32_t threads;  // of a team: a tile is TileOf(threads) elements (tile.h)
+  uint32_t tiles;    // in all jobs
+  uint32_t threads;  // per team: a tile is TileOf(threads) elements (tile.h)
 };
 
-// `room`: RoomOf(launch) bytes (widths.h) to work in; null: they come from a pool of the device.
+// `room`: RoomOf(launch) bytes of scratch (widths.h); null: taken from a pool of the device.
 struct EncodeLaunch {
   Codec codec;
   DType dtype;  // of the gradients
@@ -86,7 +86,7 @@ struct EncodeLaunch {
 struct DecodeLaunch {
   Codec codec;
   DType dtype;  // of the outputs
-  bool add;     // to the outputs, which are f32 then
+  bool add;     // to the outputs, which must be f32
   Jobs<DecodeJob, kMaxJobs> jobs;
   uint8_t* room;
 };
@@ -107,13 +107,13 @@ struct ReduceLaunch {
   Codec up, down;
   DType dtype;        // of `own` and `out`
   Elements own, out;  // may be the same
-  Elements residual;  // of floats; data null: none
-  Wire wire_out;      // data null: not wanted
+  Elements residual;  // floats; data null: none
+  Wire wire_out;      // data null: not needed
   size_t up_codes_at;
   size_t numel;
   float scale;
-  uint32_t ranks, tiles, threads;   // the latter two as those of Jobs
-  const uint8_t* wires[kMaxWires];  // by rank; null: the own shard
+  uint32_t ranks, tiles, threads;   // tiles and threads as in Jobs
+  const uint8_t* wires[kMaxWires];  // by rank; null: own shard
   uint8_t* room;
 };
 

@@ -1,4 +1,4 @@
-// Loads libthinwire_cuda.so when a device is asked for, so that libthinwire.so needs no CUDA.
+// Loads libthinwire_cuda.so when a device is requested, so that libthinwire.so needs no CUDA.
 #include <dlfcn.h>
 
 #include <filesystem>
@@ -11,7 +11,7 @@ namespace {
 
 constexpr char kFileName[] = "libthinwire_cuda.so";
 
-// Beside the library that this very function is in.
+// In the folder of the library that contains this function.
 std::string DefaultPath() {
   Dl_info info;
   if (dladdr(reinterpret_cast<const void*>(&DefaultPath), &info) == 0) return kFileName;
@@ -20,7 +20,7 @@ std::string DefaultPath() {
 
 }  // namespace
 
-// It stays loaded: a process that has used a driver's library can't safely let go of it.
+// It stays loaded: a process that has used a driver's library can't safely unload it.
 absl::StatusOr<const kernels::DeviceApi*> LoadCuda(const std::string& library) {
   const std::string path = library.empty() ? DefaultPath() : library;
   void* const handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);

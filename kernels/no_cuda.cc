@@ -1,4 +1,4 @@
-// Taken by CMake in place of load_cuda.cc where there is no CUDA toolkit.
+// CMake compiles this in place of load_cuda.cc if there is no CUDA toolkit.
 #include "kernels/device.h"
 
 namespace thinwire {

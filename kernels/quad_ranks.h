@@ -1,4 +1,4 @@
-// The ranks of what is marked in a tile, in the order of elements.
+// The ranks of marked elements in a tile, in the order of elements.
 #ifndef THINWIRE_KERNELS_QUAD_RANKS_H_
 #define THINWIRE_KERNELS_QUAD_RANKS_H_
 
@@ -11,9 +11,9 @@ struct QuadCounts {
   uint32_t v[kQuads];
 };
 
-// From marks, bit k that of a thread's item k, to the number of marks before each of its quads, in
-// the order of elements; `all` is the number of all. A warp's counts of all quads are summed at
-// once, a byte for each.
+// Converts marks, where bit k is a thread's item k, to the number of marks before each of its
+// quads, in the order of elements; `all` is the total. A warp's counts of all quads are summed at
+// once, one byte per quad.
 template <typename Team>
 THINWIRE_HD void RankMarks(Team& team, SumShared<Team>& sums,
                            typename Team::template PerThread<uint32_t>& marks,

@@ -1,7 +1,7 @@
-// Reductions as launches of several kinds, where no kernel does all at once: values of codecs of
-// widths are decoded to fp32 first; and a result of a codec of widths, or of another one than the
-// ranks' wires have, is encoded from the fp32 mean, and decoded again. That is more traffic, but no
-// kernel with the registers of two codecs, and no compilation of a kernel for each pair.
+// Reductions as several launches, if no single kernel does everything: values of codecs of widths
+// are first decoded to fp32; and if the result's codec is one of widths, or differs from the ranks'
+// wires, it is encoded from the fp32 mean, and decoded again. That is more traffic, but no kernel
+// needs the registers of two codecs, and no kernel is compiled for each pair.
 #ifndef THINWIRE_KERNELS_REDUCE_PARTS_H_
 #define THINWIRE_KERNELS_REDUCE_PARTS_H_
 
@@ -10,7 +10,7 @@
 
 namespace thinwire::kernels {
 
-// Shards of fp32 between the launches lie on borders of this many elements.
+// Shards of fp32 between the launches are aligned to this many elements.
 inline constexpr size_t kFloatsApart = 64;
 inline size_t FloatsOf(const ReduceLaunch& launch) {
   return (launch.numel + kFloatsApart - 1) / kFloatsApart * kFloatsApart;
@@ -26,7 +26,7 @@ inline bool AreEqual(const Codec& a, const Codec& b) {
   return a.id == b.id && a.hadamard == b.hadamard;
 }
 
-// True if the result is encoded from the mean in memory: no kernel of a sum has its codec.
+// True if the result is encoded from the mean in memory: no sum kernel has its codec.
 inline bool EncodesMean(const ReduceLaunch& launch) {
   const Codec up = HasWidths(launch.up) ? Fp32() : launch.up;
   return HasWidths(launch.down) || !(AreEqual(up, launch.down) || AreEqual(Fp32(), launch.down));
@@ -36,15 +36,15 @@ inline bool IsInParts(const ReduceLaunch& launch) {
   return HasWidths(launch.up) || EncodesMean(launch);
 }
 
-// Arrays of floats between the launches: wires' values, the mean, the bytes of a result that nobody
-// wants and that is decoded all the same.
+// Arrays of floats between the launches: the wires' values, the mean, and the bytes of a result
+// that the caller does not need but that must be decoded.
 inline size_t FloatsBetween(const ReduceLaunch& launch) {
   size_t arrays = HasWidths(launch.up) ? launch.ranks : 0;
   if (EncodesMean(launch)) arrays += launch.wire_out.data == nullptr ? 2 : 1;
   return arrays * FloatsOf(launch);
 }
 
-// The floats, and the plans of one part behind them.
+// The floats, followed by the plans of one part.
 inline size_t RoomOf(const ReduceLaunch& launch) {
   if (!IsInParts(launch)) return 0;
   return FloatsBetween(launch) * sizeof(float) + kMaxJobs * sizeof(WidthsPlan);
@@ -52,7 +52,7 @@ inline size_t RoomOf(const ReduceLaunch& launch) {
 
 inline Elements FloatsAt(float* data) { return {data, true}; }
 
-// The work before the sum, and after it. The launch's tiles are whole ones.
+// The work before and after the sum. The launch's tiles must have full size.
 class ReduceParts {
  public:
   ReduceParts(const ReduceLaunch& launch, uint8_t* room)
@@ -60,7 +60,7 @@ class ReduceParts {
         floats_(reinterpret_cast<float*>(room)),
         plans_(room + FloatsBetween(launch) * sizeof(float)) {}
 
-  // Calls decode(DecodeLaunch) until all wires lie in memory as those of fp32.
+  // Calls decode(DecodeLaunch) until all wires are in memory as fp32 wires.
   template <typename Decode>
   void DecodeWires(Decode& decode) {
     DecodeLaunch wires = NewDecode(sum_.up, DType::kF32);
@@ -80,7 +80,8 @@ class ReduceParts {
     sum_.up = Fp32();
   }
 
-  // Makes the sum one to fp32, in memory, and returns what encodes that, and decodes it again.
+  // Makes the sum write fp32 to memory, and returns the launches that encode that and decode it
+  // again.
   struct Result {
     EncodeLaunch encode;
     DecodeLaunch decode;
@@ -133,10 +134,10 @@ class ReduceParts {
 
   ReduceLaunch sum_;
   float* floats_;
-  uint8_t* const plans_;  // of one part after the other
+  uint8_t* const plans_;  // used by one part after the other
 };
 
-// Calls run(...) for one launch after the other. `room`: RoomOf(launch) bytes.
+// Calls run(...) for each launch in turn. `room`: RoomOf(launch) bytes.
 template <typename Run>
 void ReduceInParts(const ReduceLaunch& launch, uint8_t* room, Run&& run) {
   ReduceParts parts(launch, room);

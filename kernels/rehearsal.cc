@@ -8,11 +8,11 @@
 namespace thinwire::kernels {
 namespace {
 
-// A rehearsal passes for a stream.
+// Passed as the stream of a rehearsal.
 struct Measured {
   const DeviceApi& api;
   const int ordinal;
-  size_t room = 0;  // the most of any launch
+  size_t room = 0;  // the largest of any launch
 };
 
 template <typename Launch>
@@ -34,14 +34,14 @@ Launch WithoutTiles(Launch launch) {
     launch.numel = 0;
   }
   if constexpr (HasRoom<Launch>) {
-    // The room of a launch without tiles, of which nothing is written.
+    // The room of a launch without tiles, which writes nothing.
     alignas(16) static uint8_t room[sizeof(EntryState)];
     PutRoom(launch, room);
   }
   return launch;
 }
 
-// An error of loading comes again with the launch.
+// An error while loading occurs again at the launch.
 template <auto kEntry, typename Launch>
 int Measure(int, const Launch* launch, void* stream) {
   Measured& measured = *static_cast<Measured*>(stream);
@@ -55,7 +55,7 @@ int Measure(int, const Launch* launch, void* stream) {
 
 const DeviceApi& MeasuringApi() {
   static constexpr DeviceApi kApi = [] {
-    DeviceApi api{};  // a DeviceBackend asks for nothing but launches and copies
+    DeviceApi api{};  // a DeviceBackend uses only launches and copies
     api.copy = [](int, void*, const void*, size_t, void*) { return 0; };
     api.encode = Measure<&DeviceApi::encode, EncodeLaunch>;
     api.decode = Measure<&DeviceApi::decode, DecodeLaunch>;

@@ -1,6 +1,6 @@
-// The Rehearsal of compress/device.h: the launches of a DeviceBackend, measured and not run. Their
-// kernels' code is loaded: a first launch would load it, and may wait for kernels that run, which
-// may wait for peers.
+// The Rehearsal of compress/device.h: the launches of a DeviceBackend, measured but not run. It
+// loads their kernels' code: otherwise the first launch would, and might wait for running kernels,
+// which may wait for peers.
 #ifndef THINWIRE_KERNELS_REHEARSAL_H_
 #define THINWIRE_KERNELS_REHEARSAL_H_
 
@@ -11,7 +11,7 @@
 
 namespace thinwire::kernels {
 
-// `api` outlives it.
+// `api` must outlive it.
 std::unique_ptr<Rehearsal> NewRehearsal(const DeviceApi& api, int ordinal);
 
 }  // namespace thinwire::kernels

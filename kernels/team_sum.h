@@ -1,4 +1,4 @@
-// A team's common answers: sums over its threads, and whether it is the last of its kernel.
+// Collectives of a team: sums over its threads, and whether it is the last of its kernel to finish.
 #ifndef THINWIRE_KERNELS_TEAM_SUM_H_
 #define THINWIRE_KERNELS_TEAM_SUM_H_
 
@@ -12,8 +12,8 @@ struct SumShared {
   typename Team::template Shared<uint32_t, 1> last;
 };
 
-// Leaves the sum over the lanes of a thread's warp before it in its `value`, and that over all of
-// them in `all`.
+// Sets each thread's `value` to the sum over the lower lanes of its warp, and `all` to the sum over
+// all lanes.
 template <typename Team>
 THINWIRE_HD void WarpExclusiveSum(Team& team, typename Team::template PerThread<uint32_t>& value,
                                   typename Team::template PerThread<uint32_t>& all) {
@@ -22,7 +22,7 @@ THINWIRE_HD void WarpExclusiveSum(Team& team, typename Team::template PerThread<
     all[thread] = value[thread];
     value[thread] = 0;
   });
-  // `all` is that of ever larger groups of lanes; the neighbour group comes before or after.
+  // `all` is the sum of ever larger groups of lanes; the neighbour group is before or after.
   THINWIRE_UNROLL
   for (unsigned mask = 1; mask < kWarp; mask *= 2) {
     team.Exchange(all, mask, other);
@@ -33,8 +33,8 @@ THINWIRE_HD void WarpExclusiveSum(Team& team, typename Team::template PerThread<
   }
 }
 
-// From a warp's sum, which all its lanes have, to the sum of the warps before it; `all` is that of
-// all warps.
+// Converts a warp's sum, which all its lanes have, to the sum over the warps before it; `all` is
+// the sum over all warps.
 template <typename Team>
 THINWIRE_HD void AddWarpsBefore(Team& team, SumShared<Team>& shared,
                                 typename Team::template PerThread<uint32_t>& warp,
@@ -55,7 +55,7 @@ THINWIRE_HD void AddWarpsBefore(Team& team, SumShared<Team>& shared,
   team.Sync();
 }
 
-// The same as WarpExclusiveSum over all threads of a team.
+// Like WarpExclusiveSum, over all threads of a team.
 template <typename Team>
 THINWIRE_HD void ExclusiveSum(Team& team, SumShared<Team>& shared,
                               typename Team::template PerThread<uint32_t>& value,
@@ -66,7 +66,7 @@ THINWIRE_HD void ExclusiveSum(Team& team, SumShared<Team>& shared,
   team.ForEach([&](unsigned thread) { value[thread] += warp[thread]; });
 }
 
-// True in the team that comes here last of `teams`: what the others have written it may read by
+// True in the last of `teams` teams to call it, which may read what the others have written by
 // Team::Fresh. `finished` counts them, from 0.
 template <typename Team>
 THINWIRE_HD bool IsLastTeam(Team& team, SumShared<Team>& shared, uint32_t* finished,

@@ -1,11 +1,10 @@
-// Tile: the elements that one team of threads works on, and which thread holds which of them.
+// Tile: the elements that one team of threads works on, and how its threads share them.
 //
-// A tile is 4096 elements, the largest block, so that every block lies in one tile whatever its
-// size. A launch of few elements has smaller tiles, of teams with fewer threads, but none that is
-// smaller than a block (TeamThreads). A warp holds kQuads groups of 128 elements; within a group
-// lane l holds elements 4 l to 4 l + 3. So loads of fp32 are 16 bytes a lane and 512 contiguous
-// bytes a warp, and the codes of a quad are one word. A group is the smallest block: no two blocks
-// share one.
+// A tile is 4096 elements, the largest block, so every block lies in one tile. A launch of few
+// elements has smaller tiles, for teams with fewer threads, but never smaller than a block
+// (TeamThreads). A warp holds kQuads groups of 128 elements; within a group lane l holds elements 4
+// l to 4 l + 3. So fp32 loads are 16 bytes per lane and 512 contiguous bytes per warp, and the
+// codes of a quad are one word. A group is the smallest block: no two blocks share a group.
 #ifndef THINWIRE_KERNELS_TILE_H_
 #define THINWIRE_KERNELS_TILE_H_
 
@@ -15,7 +14,7 @@
 #include "compress/types.h"
 #include "kernels/tuning.h"
 
-// Stands before a loop whose body is long.
+// Precedes a loop whose body is long.
 #ifdef __CUDA_ARCH__
 #define THINWIRE_ROLL _Pragma("unroll 1")
 #else
@@ -40,16 +39,16 @@ THINWIRE_HD void CopyQuad(const Values& from, unsigned quad, Values& to) {
   for (unsigned i = 0; i < kQuad; ++i) to.v[quad * kQuad + i] = from.v[quad * kQuad + i];
 }
 
-// The place in the tile of the first element of a thread's quad.
+// The index in the tile of the first element of a thread's quad.
 THINWIRE_HD unsigned PlaceOf(unsigned thread, unsigned quad) {
   return (thread / kWarp * kQuads + quad) * kGroup + thread % kWarp * kQuad;
 }
 
-// Elements of the tile of a team.
+// The number of elements in the tile of a team.
 THINWIRE_HD constexpr unsigned TileOf(unsigned threads) { return threads * kQuads * kQuad; }
 
-// Threads of each team of a launch over so many elements, in blocks of `block` at most: as many as
-// make a tile, but fewer where these would be too few for a GPU.
+// Threads per team of a launch over `elements` elements in blocks of at most `block`: enough for a
+// full tile, but fewer if there would be too few tiles to fill a GPU.
 inline unsigned TeamThreads(size_t elements, size_t block) {
   unsigned threads = kThreads;
   while (threads > kFewestThreads && elements < size_t{kTilesToFill} * TileOf(threads) &&
@@ -68,8 +67,8 @@ struct TileRange {
   THINWIRE_HD bool last() const { return begin + size >= numel; }
   THINWIRE_HD bool full() const { return begin + size <= numel; }
   THINWIRE_HD size_t end() const { return last() ? numel : begin + size; }
-  // The place in the shard of the first element of a thread's quad. Quads are a constant apart, so
-  // that one address serves them all.
+  // The index in the shard of the first element of a thread's quad. Quads are a constant distance
+  // apart, so that they share one address.
   THINWIRE_HD size_t Place(unsigned thread, unsigned quad) const {
     return begin + PlaceOf(thread, 0) + quad * kGroup;
   }

@@ -1,4 +1,4 @@
-// TileDecoder: from the wire bytes of a tile to the values that a team holds.
+// TileDecoder: decodes the wire bytes of a tile to the values that a team holds.
 #ifndef THINWIRE_KERNELS_TILE_DECODER_H_
 #define THINWIRE_KERNELS_TILE_DECODER_H_
 
@@ -7,7 +7,7 @@
 
 namespace thinwire::kernels {
 
-// Codes and scales of a shard in device memory, by quads of a tile.
+// Reads a shard's codes and scales from device memory, by quads of a tile.
 template <typename Team, typename Traits>
 class ShardInMemory {
  public:
@@ -33,7 +33,7 @@ class ShardInMemory {
   const TileRange tile_;
 };
 
-// `Source`: where codes and scales are, as ShardInMemory.
+// `Source`: reads codes and scales, like ShardInMemory.
 template <typename Team, typename Traits, typename Source>
 class TileDecoder {
   template <typename T>
@@ -44,13 +44,13 @@ class TileDecoder {
                           const TileRange& tile)
       : team_(team), codec_(codec), source_(source), tile_(tile) {}
 
-  // Zeros behind the last element.
+  // Zeros after the last element.
   THINWIRE_HD void Run(PerThread<Values>& out) {
     team_.ForEach([&](unsigned thread) { Decode<Nans::kExact>(thread, out[thread]); });
     if constexpr (Traits::kHadamard) Backward(out);
   }
 
-  // A thread's part of that, without the transform.
+  // A thread's part of Run, without the transform.
   template <Nans kNans>
   THINWIRE_HD void Decode(unsigned thread, Values& out) {
     if (tile_.full()) {

@@ -1,5 +1,5 @@
-// TileEncoder: from the x of a tile to wire bytes, residual and decoded values, in the order of its
-// life: scales, codes, values, loss.
+// TileEncoder: encodes the x of a tile to wire bytes, residual and decoded values, in this order:
+// scales, codes, values, loss.
 #ifndef THINWIRE_KERNELS_TILE_ENCODER_H_
 #define THINWIRE_KERNELS_TILE_ENCODER_H_
 
@@ -20,13 +20,13 @@ class TileEncoder {
                           const EncodeTarget& target)
       : team_(team), shared_(shared), codec_(codec), to_(target), blocks_(codec, to_.tile) {}
 
-  // x: gradient + residual, zeros behind the last element. Leaves the decoded values there, if they
-  // are wanted.
+  // x: gradient + residual, zeros after the last element. Replaces x by the decoded values, if they
+  // are needed.
   THINWIRE_HD void Run(PerThread<Values>& x) {
     if constexpr (Traits::kElements) {
       team_.ForEach([&](unsigned thread) { EncodeElements(thread, x[thread]); });
     } else {
-      PerThread<Values> y;  // what is quantised
+      PerThread<Values> y;  // the values that are quantised
       team_.ForEach([&](unsigned thread) { y[thread] = x[thread]; });
       if constexpr (Traits::kHadamard) Forward(x, y);
       TileScales<Team, Traits>(team_, shared_, codec_, to_).Run(y);
@@ -55,7 +55,7 @@ class TileEncoder {
     uint32_t of[kQuads];
   };
 
-  // Codes to the wire; y becomes them, as floats.
+  // Writes codes to the wire; y becomes the codes, as floats.
   THINWIRE_HD void Codes(PerThread<Values>& y) {
     PerThread<QuadWords> words;
     team_.ForEach([&](unsigned thread) {
@@ -70,8 +70,8 @@ class TileEncoder {
     team_.ForEach([&](unsigned thread) { PutCodes(thread, words[thread]); });
   }
 
-  // The codes of each quad as one integer; y becomes them. A block without a factor, which may have
-  // NaNs, is one of tiny elements here: a choice, for a branch would take longer.
+  // Packs the codes of each quad into one integer; y becomes the codes. A block without a factor,
+  // which may have NaNs, is treated as tiny by a select: a branch would take longer.
   THINWIRE_HD static void MakeCodes(const QuadScales& scales, Values& y, QuadWords& words) {
     THINWIRE_UNROLL
     for (unsigned q = 0; q < kQuads; ++q) {
@@ -100,7 +100,7 @@ class TileEncoder {
     return PackQuad<Traits::kBits>(codes);
   }
 
-  // 1 or -1, and a bit that says which.
+  // v becomes 1 or -1; returns the sign bits.
   THINWIRE_HD static uint32_t MakeSigns(float* v) {
     uint32_t signs = 0;
     THINWIRE_UNROLL
@@ -111,15 +111,15 @@ class TileEncoder {
     return signs;
   }
 
-  // A block's scale is that of its largest element, so that no code exceeds qmax; but that of a
-  // transformed one is clipped.
+  // A block's scale comes from its largest element, so no code exceeds qmax; but the scale of a
+  // transformed block is clipped.
   THINWIRE_HD static float Saturated(float scaled) {
     if constexpr (!Traits::kHadamard) return scaled;
     constexpr float kMost = Traits::Codec::kTraits.qmax;
     return scaled > kMost ? kMost : scaled < -kMost ? -kMost : scaled;
   }
 
-  // Signs: four bits each of eight lanes are one word.
+  // Signs: four bits from each of eight lanes make one word.
   THINWIRE_HD void MergeSigns(PerThread<QuadWords>& words) {
     constexpr unsigned kLanes = 32 / kQuad;
     PerThread<uint32_t> word, other;
@@ -137,7 +137,7 @@ class TileEncoder {
     }
   }
 
-  // Whole words: what lies behind the last element is padding, and 0.
+  // Stores whole words: bits after the last element are padding, and 0.
   THINWIRE_HD void PutCodes(unsigned thread, const QuadWords& words) {
     constexpr unsigned kBytes = Traits::kSigns ? 4 : Traits::kQuadBytes;
     if (Traits::kSigns && thread % 8 != 0) return;
@@ -150,7 +150,7 @@ class TileEncoder {
     }
   }
 
-  // The loss. A block that is not finite leaves its residual as it was.
+  // Stores the loss. A block that is not finite leaves its residual unchanged.
   THINWIRE_HD void KeepResidual(unsigned thread, const Values& x, const Values& decoded) {
     const bool whole = to_.tile.full() && to_.residual.quads;
     THINWIRE_UNROLL
@@ -168,7 +168,7 @@ class TileEncoder {
     }
   }
 
-  // hadamard: full blocks there and back; the others stay as they are.
+  // hadamard: transforms full blocks forward and back; the others are unchanged.
   THINWIRE_HD void Forward(PerThread<Values>& x, PerThread<Values>& y) {
     team_.ForEach([&](unsigned thread) { ApplySigns(codec_, thread, y[thread]); });
     TeamButterflies(team_, y);
@@ -182,7 +182,7 @@ class TileEncoder {
 
   THINWIRE_HD void Backward(PerThread<Values>& y) {
     PerThread<Values> back;
-    PerThread<unsigned> quads;  // a bit each: those that were there
+    PerThread<unsigned> quads;  // one bit each: those that were transformed
     team_.ForEach([&](unsigned thread) {
       back[thread] = y[thread];
       quads[thread] = TransformedQuads(thread);
@@ -208,14 +208,14 @@ class TileEncoder {
     return quads;
   }
 
-  // Codecs of elements: each for itself; the rules for residuals are FORMAT.md's.
+  // Codecs of elements: each element separately; FORMAT.md has the rules for residuals.
   THINWIRE_HD void EncodeElements(unsigned thread, Values& x) {
     THINWIRE_UNROLL
     for (unsigned q = 0; q < kQuads; ++q) {
       const size_t place = to_.tile.Place(thread, q);
       float* v = x.v + q * kQuad;
       if (place * Traits::kBits / 8 >= to_.wire.bytes && place >= to_.tile.numel) continue;
-      float lost[kQuad];  // not finite where v is not, or rounds to infinity
+      float lost[kQuad];  // not finite if v is not, or rounds to infinity
       THINWIRE_UNROLL
       for (unsigned i = 0; i < kQuad; ++i) {
         const float decoded = Traits::Codec::ValueOf(Traits::Codec::CodeOf(v[i]));
@@ -227,7 +227,7 @@ class TileEncoder {
     }
   }
 
-  // A quad is one store where all of it is kept and aligned.
+  // One store for a quad if all of it is kept and aligned.
   THINWIRE_HD void KeepFinite(const float* lost, size_t place) {
     bool all = to_.residual.quads && place + kQuad <= to_.tile.numel;
     THINWIRE_UNROLL

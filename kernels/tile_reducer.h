@@ -1,9 +1,9 @@
-// The reduction of a tile: the sum over ranks in rank order, the mean, the second-hop residual, the
-// encoding, the result.
+// The reduction of a tile: sum over ranks in rank order, mean, second-hop residual, encoding,
+// result.
 //
-// A rank's wire has few bytes of a tile, so a team that waited for each rank's would leave memory
-// idle. Codes and scales of the next ranks are fetched into shared memory while those of one are
-// added up. A warp fetches what its own threads decode, so no warp waits for another one.
+// A rank's wire has few bytes of a tile, so a team that waited for each rank's bytes would leave
+// memory idle. Codes and scales of the next ranks are fetched into shared memory while those of one
+// rank are summed. Each warp fetches what its own threads decode, so no warp waits for another.
 #ifndef THINWIRE_KERNELS_TILE_REDUCER_H_
 #define THINWIRE_KERNELS_TILE_REDUCER_H_
 
@@ -11,13 +11,13 @@
 
 namespace thinwire::kernels {
 
-// Where the bytes of a warp's elements lie in a stage, which holds those of one rank's wire.
+// The layout of a warp's bytes in a stage, which holds those of one rank's wire.
 template <typename Traits>
 struct StageLayout {
   static constexpr unsigned kElements = kWarpElements;
   static constexpr unsigned kChunk = 16;  // bytes that a thread fetches at once
-  // So many as a warp has of the smallest blocks: it fetches all of a group of four, in which those
-  // that it needs are. The wire's scales are padded to 16 bytes.
+  // The number of smallest blocks in a warp: it fetches an aligned group of four scales, which
+  // contains those that it needs. The wire's scales are padded to 16 bytes.
   static constexpr unsigned kScales = kElements / kMinBlock;
   static constexpr unsigned kScalesBytes = kScales * sizeof(uint16_t);
   static constexpr unsigned kCodesBytes = kElements * Traits::kBits / 8;
@@ -27,8 +27,8 @@ struct StageLayout {
   static_assert(Traits::kElements || kCodesBytes <= kWarp * kChunk, "a thread fetches once");
 };
 
-// Stages of a reduction: the bytes in flight are those of all but one. Wires of elements need none:
-// a thread has 32 or 64 bytes of one rank in flight as it is.
+// Stages of a reduction: all but one are in flight. Codecs of elements need none: each thread
+// already has 32 or 64 bytes of one rank in flight.
 inline constexpr unsigned kStages = 4;
 
 template <typename Up>
@@ -36,13 +36,13 @@ constexpr unsigned StageBytes() {
   return Up::kElements ? 1 : kStages * StageLayout<Up>::kBytes;
 }
 
-// Where a thread fetches from and to, and finds its quads, whatever the rank is.
+// From and to where a thread fetches, and where it finds its quads, for any rank.
 struct StagePlaces {
   size_t codes_from;  // in a wire
   uint32_t scales_from;
   bool fetches_codes, fetches_scales;
   unsigned codes_to, scales_to;  // in a stage
-  unsigned codes, scales;        // in a stage: of the first quad
+  unsigned codes, scales;        // in a stage: those of the first quad
 };
 
 template <typename Traits>
@@ -80,7 +80,7 @@ class ShardInStage {
         block_bits_(codec.block_bits),
         begin_(rank % kStages * Layout::kBytes) {}
 
-  // Begins to fetch a thread's part of what its warp needs.
+  // Begins to fetch a thread's part of its warp's bytes.
   THINWIRE_HD void Fetch(Team& team, unsigned thread, const uint8_t* wire) const {
     const StagePlaces& places = places_[thread];
     if (places.fetches_codes) {
@@ -113,14 +113,14 @@ class ShardInStage {
   const unsigned begin_;  // of the stage
 };
 
-// The sum over the ranks of a tile, in rank order; zeros behind the last element. `Up`: the
-// Variant of the wires; `kDType`: of the own shard.
+// The sum over the ranks of a tile, in rank order; zeros after the last element. `Up`: the Variant
+// of the wires; `kDType`: that of this rank's own shard.
 template <typename Team, typename Up, DType kDType>
 class RankSum {
   using Sums = typename Team::template PerThread<Values>;
   using Stages = typename Team::template Staged<StageBytes<Up>()>;
-  // True if numbers are added up, and a sum that is a NaN is made anew, to the bit. No thread can
-  // do that alone with a transform, and codecs of elements wait for memory as it is.
+  // True if sums ignore the bits of NaNs, and a sum that is NaN is recomputed exactly. With a
+  // transform a thread can't do that alone, and codecs of elements are limited by memory anyway.
   static constexpr bool kRepeats = !Up::kElements && !Up::kHadamard;
 
  public:
@@ -140,7 +140,7 @@ class RankSum {
     for (uint32_t rank = 0; rank < launch_.ranks; ++rank) {
       if constexpr (!Up::kElements) {
         team_.template AwaitFetches<kStages - 2>();
-        team_.SyncWarp();  // every lane has the others' bytes, and is done with the stage before
+        team_.SyncWarp();  // all lanes' bytes are here, and the previous stage is free
         Fetch(rank + kStages - 1);
       }
       Add(rank, sum);
@@ -153,7 +153,7 @@ class RankSum {
   }
 
  private:
-  // One group of fetches for each rank, also where there is nothing to fetch.
+  // One group of fetches for each rank, even if there is nothing to fetch.
   THINWIRE_HD void Fetch(uint32_t rank) {
     const uint8_t* const wire = rank < launch_.ranks ? launch_.wires[rank] : nullptr;
     if (wire != nullptr) {
@@ -163,14 +163,14 @@ class RankSum {
     team_.CommitFetches();
   }
 
-  // A zero that adds nothing, not even a sign.
+  // -0 changes no sum, not even the sign of a zero.
   THINWIRE_HD static void Clear(Values& sum) {
     THINWIRE_UNROLL
     for (float& v : sum.v) v = -0.0f;
   }
 
-  // One rank's values. Those that are exact begin with the first one, since a zero to begin with
-  // takes registers that they need.
+  // Adds one rank's values. Exact sums begin with the first rank's values, since initial zeros
+  // would take registers that they need.
   THINWIRE_HD void Add(uint32_t rank, Sums& sum) {
     const uint8_t* const wire = launch_.wires[rank];
     Sums value;
@@ -204,7 +204,7 @@ class RankSum {
     }
   }
 
-  // One thread's sum to the bit, from the wires as they lie in memory. Few ever need it.
+  // One thread's exact sum, directly from the wires in memory. Rarely needed.
   THINWIRE_HD void SumExactly(unsigned thread, Values& sum) {
     using Shard = ShardInMemory<Team, Up>;
     Clear(sum);

@@ -1,6 +1,6 @@
-// TileScales: the magnitude of each block of a tile, and the scale that follows from it. The warp
-// in which a block begins finds both. Blocks of up to 512 elements lie in one warp, and no warp
-// waits for another one then.
+// TileScales: computes the magnitude of each block of a tile, and its scale. The warp in which a
+// block begins computes both. Blocks of up to 512 elements lie in one warp, so that no warp waits
+// for another.
 #ifndef THINWIRE_KERNELS_TILE_SCALES_H_
 #define THINWIRE_KERNELS_TILE_SCALES_H_
 
@@ -11,23 +11,25 @@
 
 namespace thinwire::kernels {
 
-// The memory that a tile's encoding goes to.
+// The memory to which a tile is encoded.
 struct EncodeTarget {
-  Wire wire;          // data null: not wanted
+  Wire wire;          // data null: not needed
   Elements residual;  // data null: none
-  bool decodes;       // the values of the codes are wanted, also if there is no residual
+  bool decodes;       // the decoded values are needed, even without a residual
   TileRange tile;
 
   THINWIRE_HD bool keeps_residual() const { return residual.data != nullptr; }
 };
 
-// A block's scale, and the factor that codes are made with.
+// A block's scale, and the factor for its codes.
 struct BlockScale {
   float scale;    // NaN: the block is not finite
-  float inverse;  // 0 where all codes are 0
+  float inverse;  // 0 if all codes are 0
 };
 
-// True if a block's magnitude is the mean |x|, and not the largest.
+// True if a block's magnitude is the mean
+// x
+// and not the largest.
 template <typename Traits>
 constexpr bool UsesMean() {
   if constexpr (Traits::kElements) {
@@ -37,8 +39,8 @@ constexpr bool UsesMean() {
   }
 }
 
-// The blocks of a tile. By value, as what is below: a reference would keep it in a GPU's slow local
-// memory.
+// The blocks of a tile. Members here and below are values: references would put them in a GPU's
+// slow local memory.
 template <typename Traits>
 class TileBlocks {
  public:
@@ -49,15 +51,15 @@ class TileBlocks {
   THINWIRE_HD unsigned Of(unsigned thread, unsigned quad) const {
     return PlaceOf(thread, quad) >> bits_;
   }
-  // True if no block lies in two warps.
+  // True if no block spans two warps.
   THINWIRE_HD bool LieInWarps() const { return size() <= kWarpElements; }
-  // The blocks that begin in a warp are number `first` of them, `first` + 1 and so on.
+  // The blocks that begin in a warp are FirstOf(warp), FirstOf(warp) + 1 and so on.
   THINWIRE_HD unsigned FirstOf(unsigned warp) const { return (warp * kWarpElements) >> bits_; }
   THINWIRE_HD unsigned CountIn(unsigned warp) const {
     if (LieInWarps()) return kWarpElements >> bits_;
     return (warp * kWarpElements) % size() == 0;
   }
-  // Elements of a block; 0 behind the last one.
+  // Elements of a block; 0 after the last one.
   THINWIRE_HD size_t CountOf(unsigned number) const {
     const size_t begin = tile_.begin + (size_t{number} << bits_);
     return begin >= tile_.numel ? 0 : tile_.numel - begin < size() ? tile_.numel - begin : size();
@@ -75,7 +77,7 @@ template <typename Team, typename Traits>
 struct EncoderShared {
   typename Team::template Shared<uint32_t, kGroups> magnitudes;
   typename Team::template Shared<BlockScale, kGroups> scales;
-  // A mean is summed in an order of its own.
+  // Means are summed in a special order.
   typename Team::template Shared<float, UsesMean<Traits>() ? kTile : 1> absolutes;
 };
 
@@ -89,7 +91,7 @@ class TileScales {
   THINWIRE_HD TileScales(Team& team, Shared& shared, const Codec& codec, const EncodeTarget& target)
       : team_(team), shared_(shared), codec_(codec), to_(target), blocks_(codec, target.tile) {}
 
-  // Scales to the wire, and to `shared`, where all threads may get them afterwards.
+  // Writes scales to the wire, and to `shared`, from which all threads may then read them.
   THINWIRE_HD void Run(PerThread<Values>& y) {
     if constexpr (Traits::Codec::kMean) {
       Means(y);
@@ -101,7 +103,7 @@ class TileScales {
   }
 
  private:
-  // Threads of a block may get afterwards what one of them has put.
+  // Afterwards threads of a block may read what one of them has written.
   THINWIRE_HD void SyncBlocks() {
     if (blocks_.LieInWarps()) {
       team_.SyncWarp();
@@ -110,7 +112,7 @@ class TileScales {
     }
   }
 
-  // Padding behind the scales is the last tile's.
+  // The last tile writes the padding after the scales.
   THINWIRE_HD void Pad() {
     if (!to_.tile.last() || to_.wire.data == nullptr) return;
     team_.ForEach([&](unsigned thread) {
@@ -124,8 +126,8 @@ class TileScales {
     reinterpret_cast<uint16_t*>(to_.wire.data)[slot] = static_cast<uint16_t>(BitsOf(scale) >> 16);
   }
 
-  // Turns the block's magnitude, as bits, into the scale that its elements and the wire get. A
-  // block behind the last element is tiny, and not in the wire.
+  // Converts the block's magnitude, as bits, to its scale, for its elements and for the wire. A
+  // block after the last element is tiny, and not in the wire.
   THINWIRE_HD void SettleBlock(unsigned thread, unsigned block, uint32_t magnitude) {
     if (blocks_.Transforms(block)) magnitude = TransformedMagnitude(magnitude);
     BlockScale made{0.0f, 0.0f};
@@ -147,7 +149,9 @@ class TileScales {
     return Traits::Codec::PlainScale(magnitude);
   }
 
-  // Finds the largest |x| of each block.
+  // Computes the largest
+  // x
+  // of each block.
   THINWIRE_HD void Maxima(PerThread<Values>& y) {
     THINWIRE_UNROLL
     for (unsigned q = 0; q < kQuads; ++q) {
@@ -181,9 +185,10 @@ class TileScales {
     });
   }
 
-  // Finds the mean |x| of each block. A warp sums a block: lane l elements l, l + 32, ..., in
-  // order; lanes are folded 16, 8, 4, 2, 1, as FoldLanes does. Zeros behind the last element change
-  // no sum.
+  // Computes the mean
+  // x
+  // of each block. A warp sums a block: lane l adds elements l, l + 32, ..., in order; lanes are
+  // folded 16, 8, 4, 2, 1, as in FoldLanes. Zeros after the last element change no sum.
   THINWIRE_HD void Means(PerThread<Values>& y) {
     team_.ForEach([&](unsigned thread) {
       THINWIRE_UNROLL

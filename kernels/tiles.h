@@ -1,5 +1,5 @@
-// The work of a team on one tile, of each operation, from loads to stores: the kernels, but for the
-// launch. One pass over the data each. A reduction is in tile_reducer.h.
+// The work of a team on one tile, for each operation, from loads to stores: the kernels without
+// their launches. Each makes one pass over the data. Reductions are in tile_reducer.h.
 #ifndef THINWIRE_KERNELS_TILES_H_
 #define THINWIRE_KERNELS_TILES_H_
 
@@ -9,8 +9,9 @@
 
 namespace thinwire::kernels {
 
-// The job that a tile of a launch belongs to, by bisection: the last one that begins at or before
-// it. Each look waits for the one before, so 31 of them would take as long as a tile's loads.
+// The job to which a tile of a launch belongs, by bisection: the last one that begins at or before
+// it. Each step waits for the one before, so a linear search of 31 steps would take as long as a
+// tile's loads.
 template <typename JobTable>
 THINWIRE_HD uint32_t JobOf(const JobTable& jobs, uint32_t tile) {
   uint32_t job = 0, behind = jobs.count;
@@ -26,7 +27,7 @@ THINWIRE_HD TileRange RangeOf(const Job& job, uint32_t tile, unsigned threads) {
   return {size_t{tile - job.first_tile} * TileOf(threads), job.numel, TileOf(threads)};
 }
 
-// Makes the gradient the momentum that the engine owns, if it owns one.
+// Replaces the gradient by the momentum that the engine keeps, if it keeps one.
 THINWIRE_HD void AddVelocity(const EncodeJob& job, const TileRange& tile, unsigned thread,
                              Values& x) {
   if (job.velocity.data == nullptr) return;
@@ -35,7 +36,7 @@ THINWIRE_HD void AddVelocity(const EncodeJob& job, const TileRange& tile, unsign
   AddScaled(job.beta, velocity, x);
 }
 
-// Nothing where there is no feedback.
+// No-op without feedback.
 THINWIRE_HD void AddResidual(const Elements& residual, const TileRange& tile, unsigned thread,
                              Values& x) {
   if (residual.data == nullptr) return;
@@ -44,7 +45,7 @@ THINWIRE_HD void AddResidual(const Elements& residual, const TileRange& tile, un
   AddValues(x, lost);
 }
 
-// x: the gradient or the momentum, with what earlier steps lost.
+// x: the gradient or the momentum, plus the residual.
 template <DType kDType, typename Team>
 THINWIRE_HD void LoadCorrected(Team& team, const EncodeJob& job, const TileRange& tile,
                                typename Team::template PerThread<Values>& x) {
@@ -66,7 +67,7 @@ THINWIRE_HD void EncodeTile(Team& team, EncoderShared<Team, Traits>& shared,
   TileEncoder<Team, Traits>(team, shared, launch.codec, target).Run(x);
 }
 
-// Writes what was decoded, or adds it to what is there.
+// Writes the decoded values, or adds them to `out`.
 template <typename Team, DType kDType, bool kAdd>
 THINWIRE_HD void StoreDecoded(Team& team, typename Team::template PerThread<Values>& values,
                               const TileRange& tile, const Elements& out) {

@@ -1,4 +1,4 @@
-// The Hadamard transform of compress/element_math.h, by a warp: a block of 256 is two quads of each
+// The Hadamard transform of compress/element_math.h, by a warp: a block of 256 is two quads in each
 // of its lanes.
 #ifndef THINWIRE_KERNELS_TRANSFORM_H_
 #define THINWIRE_KERNELS_TRANSFORM_H_
@@ -14,13 +14,13 @@ namespace thinwire::kernels {
 inline constexpr unsigned kTransformQuads = kTransform / kGroup;
 static_assert(kTransformQuads == 2 && kQuads % kTransformQuads == 0, "a block lies in one warp");
 
-// The random sign of an element, and what makes the transform orthonormal.
+// The random sign of an element times the factor that makes the transform orthonormal.
 THINWIRE_HD float SignOf(const Codec& codec, unsigned place) {
   const unsigned i = place % kTransform;
   return codec.signs[i / 32] >> (i % 32) & 1 ? -0.0625f : 0.0625f;
 }
 
-// Multiplies every element by that. Four signs are one load and one shift.
+// Multiplies every element by SignOf. Four signs take one load and one shift.
 THINWIRE_HD void ApplySigns(const Codec& codec, unsigned thread, Values& x) {
   THINWIRE_UNROLL
   for (unsigned q = 0; q < kQuads; ++q) {
@@ -56,7 +56,7 @@ THINWIRE_HD void TeamButterflies(Team& team, typename Team::template PerThread<V
   for (unsigned mask = 1; mask < kWarp; mask *= 2) {  // strides 4 to 64: other lanes
     team.Exchange(x, mask, other);
     team.ForEach([&](unsigned thread) {
-      // The product is exact, so this is a sum or a difference, and one instruction.
+      // The product is exact, so this is a sum or a difference, in one instruction.
       const float sign = thread & mask ? -1.0f : 1.0f;
       THINWIRE_UNROLL
       for (unsigned i = 0; i < kQuads * kQuad; ++i) {

@@ -1,6 +1,6 @@
-// Codecs of widths (compress/FORMAT.md, "adaptive") on a device: what lies where. A block's width,
-// and the place of its codes, follow from the heads of all blocks of its shard. So an encoding is
-// three launches: heads; a plan of each shard (widths_plan.h); codes. A decoding is the last two.
+// Codecs of widths (compress/FORMAT.md, "adaptive") on a device: layout. A block's width, and the
+// place of its codes, depend on the heads of all blocks of its shard. So an encoding is three
+// launches: heads; a plan of each shard (widths_plan.h); codes. A decoding is the last two.
 #ifndef THINWIRE_KERNELS_WIDTHS_H_
 #define THINWIRE_KERNELS_WIDTHS_H_
 
@@ -13,11 +13,11 @@ namespace thinwire::kernels {
 
 inline constexpr unsigned kTileBlocks = kTile / kTransform;
 
-// A thread holds a part of two blocks, those of its warp.
+// Each thread holds a part of two blocks of its warp.
 inline constexpr unsigned kParts = kQuads / kTransformQuads;
 inline constexpr unsigned kPartElements = kTransformQuads * kQuad;
 
-// The number in the tile of the block that a part belongs to.
+// The index in the tile of a part's block.
 THINWIRE_HD unsigned BlockOfPart(unsigned thread, unsigned part) {
   return thread / kWarp * kParts + part;
 }
@@ -32,21 +32,22 @@ THINWIRE_HD uint32_t FirstBlockOf(const TileRange& tile) {
 
 THINWIRE_HD bool HasWidths(const Codec& codec) { return codec.sixteenths != 0; }
 
-// The place of codes as all heads of a shard give it, in device memory.
+// Where the codes of a shard lie, computed from all its heads; in device memory.
 struct WidthsPlan {
-  int threshold;              // of the widths
-  uint32_t raised;            // blocks before this one take the threshold below
-  uint32_t planes;            // of all blocks together
+  int threshold;              // for the widths
+  uint32_t raised;            // for blocks before this one it is lower by 1
+  uint32_t planes;            // total over all blocks
   uint32_t before[kThreads];  // planes before block i * BlocksPerMark(...)
 };
 
-// Whole tiles, so that teams of most shards find the planes before their tile without a sum.
+// A multiple of whole tiles, so that for most shards teams find the planes before their tile
+// without a sum.
 THINWIRE_HD uint32_t BlocksPerMark(uint32_t blocks) {
   const uint32_t tiles = (blocks + kTileBlocks - 1) / kTileBlocks;
   return (tiles + kThreads - 1) / kThreads * kTileBlocks;
 }
 
-// The plans of several shards, whose heads are there.
+// The plans of several shards, whose heads are written.
 struct PlanJob {
   const uint8_t* wire;
   uint32_t blocks;
@@ -57,7 +58,7 @@ struct PlanLaunch {
   PlanJob job[kMaxJobs];
 };
 
-// Those of the shards of an EncodeLaunch or a DecodeLaunch, by job.
+// The plans of the shards of an EncodeLaunch or a DecodeLaunch, by job.
 template <typename Launch>
 PlanLaunch PlansOf(const Launch& launch) {
   PlanLaunch plans{.codec = launch.codec, .count = launch.jobs.count, .job = {}};
@@ -67,7 +68,7 @@ PlanLaunch PlansOf(const Launch& launch) {
   return plans;
 }
 
-// Bytes of a launch's room: its plans.
+// Bytes of a launch's room, for its plans.
 template <typename Launch>
 size_t RoomOf(const Launch& launch) {
   return HasWidths(launch.codec) ? launch.jobs.count * sizeof(WidthsPlan) : 0;

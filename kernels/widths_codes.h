@@ -1,4 +1,4 @@
-// Codes of any width, a thread's part of a block at a time, and their bit planes.
+// Codes of any width and their bit planes, for a thread's part of a block at a time.
 #ifndef THINWIRE_KERNELS_WIDTHS_CODES_H_
 #define THINWIRE_KERNELS_WIDTHS_CODES_H_
 
@@ -7,10 +7,10 @@
 
 namespace thinwire::kernels {
 
-// The levels of a width as a search tree. A node is the bits of an index that are known, with a one
-// before them: the root is 1, and node n of width w has the border at [2^(w - 1) + n] between what
-// lies below and above it. The last step leaves 2^(w - 1) + index: the level's place behind the
-// narrower widths' levels, plus one.
+// The levels of a width as a search tree. A node is a one followed by the known bits of an index:
+// the root is 1, and the border of node n of width w, between the levels below and above it, is at
+// [2^(w - 1) + n]. The last step leaves 2^(w - 1) + index: the level's place after all levels of
+// narrower widths, plus one.
 struct LevelTree {
   float border[1 << kMaxWidth] = {};
   float level[1 << kMaxWidth] = {};
@@ -33,7 +33,7 @@ constexpr LevelTree MakeLevelTree() {
 
 inline constexpr LevelTree kLevelTree = MakeLevelTree();
 
-// The host's own, or the device's.
+// The table on the host or on the device.
 THINWIRE_HD const LevelTree& Levels() {
   static constexpr LevelTree kTree = kLevelTree;
   return kTree;
@@ -45,17 +45,17 @@ struct Nibbles {
   uint32_t quad[kQuads];
 };
 
-// The place of a part of a block.
+// Where a part of a block lies.
 struct BlockPart {
-  uint16_t head;  // 0 behind the last block
+  uint16_t head;  // 0 after the last block
   int width;
-  uint32_t planes;  // of all blocks of the shard before this one
+  uint32_t planes;  // in all earlier blocks of the shard
 };
 struct BlockParts {
   BlockPart part[kParts];
 };
 
-// y: sums of the encoder's whole numbers, which become levels, with their signs; 0 without codes.
+// y: sums of the encoder's integers, which become levels with their signs; 0 without codes.
 THINWIRE_HD void FindCodes(int width, float* y, uint32_t* quads) {
   const LevelTree& tree = Levels();
   const unsigned count = width == 0 ? 0 : 1u << (width - 1);
@@ -83,7 +83,7 @@ THINWIRE_HD void FindCodes(int width, float* y, uint32_t* quads) {
   for (unsigned q = 0; q < kTransformQuads; ++q) quads[q] = width == 0 ? 0 : nibbles[q];
 }
 
-// The levels of codes, with their signs.
+// The levels of codes with their signs.
 THINWIRE_HD void LevelsOfCodes(int width, const uint32_t* quads, float* y) {
   const LevelTree& tree = Levels();
   unsigned node[kPartElements];
@@ -102,8 +102,9 @@ THINWIRE_HD void LevelsOfCodes(int width, const uint32_t* quads, float* y) {
   }
 }
 
-// From eight lanes' nibbles of all planes to a plane's nibbles of eight lanes, which are a word of
-// it, or back: lane l has plane l mod 8. A transposition of 8 by 8 nibbles, in three exchanges.
+// Converts eight lanes' nibbles of all planes to one plane's nibbles of eight lanes, which are a
+// word of the plane, or back: lane l has plane l mod 8. A transposition of 8 by 8 nibbles in three
+// exchanges.
 template <typename Team>
 THINWIRE_HD void TransposeNibbles(Team& team, typename Team::template PerThread<uint32_t>& word) {
   constexpr uint32_t kClear[] = {0, 0x0f0f0f0fu, 0x00ff00ffu, 0, 0x0000ffffu};
@@ -119,7 +120,7 @@ THINWIRE_HD void TransposeNibbles(Team& team, typename Team::template PerThread<
   }
 }
 
-// After TransposeNibbles a lane has a word of this plane, if the block has it.
+// After TransposeNibbles a lane has a word of this plane, if the block has the plane.
 THINWIRE_HD unsigned PlaneOf(unsigned thread) { return thread % kMaxWidth; }
 THINWIRE_HD bool HasPlane(const BlockPart& part, unsigned thread) {
   return static_cast<int>(PlaneOf(thread)) < part.width;

@@ -1,4 +1,4 @@
-// WidthsDecoder: from the wire bytes of a tile, and its shard's plan, to the values that a team
+// WidthsDecoder: decodes the wire bytes of a tile, with its shard's plan, to the values that a team
 // holds.
 #ifndef THINWIRE_KERNELS_WIDTHS_DECODER_H_
 #define THINWIRE_KERNELS_WIDTHS_DECODER_H_
@@ -8,7 +8,7 @@
 
 namespace thinwire::kernels {
 
-// Heads, widths and places of the blocks that a thread holds a part of.
+// Finds heads, widths and places of the blocks of which a thread holds a part.
 template <typename Team>
 THINWIRE_HD void FindParts(Team& team, const Codec& codec, const uint8_t* wire,
                            const TileRange& tile, const WidthsPlan& plan,
@@ -49,12 +49,12 @@ THINWIRE_HD void FindParts(Team& team, const Codec& codec, const uint8_t* wire,
   });
 }
 
-// Levels become values.
+// Converts levels to values.
 template <typename Team>
 THINWIRE_HD void ValuesOfLevels(Team& team, const Codec& codec,
                                 typename Team::template PerThread<BlockParts>& parts,
                                 typename Team::template PerThread<Values>& y) {
-  TeamButterflies(team, y);  // of whole numbers: any order gives the same sums
+  TeamButterflies(team, y);  // of integers: any order gives the same sums
   team.ForEach([&](unsigned thread) {
     THINWIRE_UNROLL
     for (unsigned p = 0; p < kParts; ++p) {
@@ -82,7 +82,7 @@ class WidthsDecoder {
                             const TileRange& tile, const WidthsPlan& plan)
       : team_(team), codec_(codec), wire_(wire), codes_at_(codes_at), tile_(tile), plan_(plan) {}
 
-  // Zeros behind the last element.
+  // Zeros after the last element.
   THINWIRE_HD void Run(PerThread<Values>& out) {
     PerThread<BlockParts> parts;
     FindParts(team_, codec_, wire_, tile_, plan_, parts);

@@ -1,4 +1,4 @@
-// WidthsEncoder: from the x of a tile, the heads that lie in the wire and the shard's plan to
+// WidthsEncoder: encodes the x of a tile, with the heads in the wire and the shard's plan, to
 // codes, residual and decoded values.
 #ifndef THINWIRE_KERNELS_WIDTHS_ENCODER_H_
 #define THINWIRE_KERNELS_WIDTHS_ENCODER_H_
@@ -18,11 +18,11 @@ class WidthsEncoder {
                             const WidthsPlan& plan)
       : team_(team), codec_(codec), wire_(wire), tile_(tile), plan_(plan) {}
 
-  // x: zeros behind the last element. Leaves the levels of the codes in y.
+  // x: zeros after the last element. Leaves the levels of the codes in y.
   THINWIRE_HD void Run(PerThread<Values>& x, PerThread<Values>& y) {
     FindParts(team_, codec_, wire_.data, tile_, plan_, parts_);
     team_.ForEach([&](unsigned thread) { ToWholes(thread, x[thread], y[thread]); });
-    TeamButterflies(team_, y);  // of whole numbers: any order gives the same sums
+    TeamButterflies(team_, y);  // of integers: any order gives the same sums
     PerThread<Nibbles> nibbles;
     team_.ForEach([&](unsigned thread) {
       THINWIRE_UNROLL
@@ -35,10 +35,10 @@ class WidthsEncoder {
     ZeroRest();
   }
 
-  // After Run: levels become values.
+  // After Run: converts levels to values.
   THINWIRE_HD void Decode(PerThread<Values>& y) { ValuesOfLevels(team_, codec_, parts_, y); }
 
-  // A block that is not finite leaves its residual as it was.
+  // A block that is not finite leaves its residual unchanged.
   THINWIRE_HD void KeepResidual(PerThread<Values>& x, PerThread<Values>& decoded,
                                 const Elements& residual) {
     team_.ForEach([&](unsigned thread) {
@@ -85,7 +85,7 @@ class WidthsEncoder {
     }
   }
 
-  // The budget that no block has taken: each tile zeroes the part of it that lies in its share.
+  // Zeroes the unused part of the budget: each tile handles what lies in its share.
   THINWIRE_HD void ZeroRest() {
     const size_t tile = tile_.begin / kTile, tiles = (tile_.numel + kTile - 1) / kTile;
     const size_t budget = AdaptivePlanes(codec_.sixteenths, BlocksOf(tile_.numel));

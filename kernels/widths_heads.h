@@ -7,7 +7,7 @@
 
 namespace thinwire::kernels {
 
-// Heads of the blocks that a thread holds a part of.
+// Heads of the blocks of which a thread holds a part.
 struct Heads {
   uint16_t of[kParts];
 };
@@ -25,7 +25,7 @@ class TileHeads {
  public:
   THINWIRE_HD TileHeads(Team& team, HeadsShared<Team>& shared) : team_(team), shared_(shared) {}
 
-  // x: zeros behind the last element.
+  // x: zeros after the last element.
   THINWIRE_HD void Run(PerThread<Values>& x, PerThread<Heads>& heads) {
     team_.ForEach([&](unsigned thread) {
       THINWIRE_UNROLL
@@ -39,7 +39,7 @@ class TileHeads {
   }
 
  private:
-  // A warp sums a block, as TileEncoder::Means does; where squares overflow or vanish, once more.
+  // A warp sums a block, as in TileScales::Means; again, scaled, if squares overflow or vanish.
   THINWIRE_HD void HeadsOf(unsigned part, PerThread<Heads>& heads) {
     PerThread<float> factor, sum, again;
     team_.ForEach([&](unsigned thread) { sum[thread] = LaneSum(thread, part, 1.0f); });
@@ -71,7 +71,7 @@ class TileHeads {
     return sum;
   }
 
-  // As FoldLanes; all lanes get the sum.
+  // Like FoldLanes; all lanes get the sum.
   THINWIRE_HD void Fold(PerThread<float>& sum) {
     PerThread<float> other;
     THINWIRE_UNROLL
@@ -85,7 +85,7 @@ class TileHeads {
   HeadsShared<Team>& shared_;
 };
 
-// Writes a tile's heads, and the padding behind the shard's last one.
+// Writes a tile's heads, and the padding after the shard's last one.
 template <typename Team>
 THINWIRE_HD void PutHeads(Team& team, typename Team::template PerThread<Heads>& heads,
                           const Wire& wire, const TileRange& tile) {
@@ -102,7 +102,7 @@ THINWIRE_HD void PutHeads(Team& team, typename Team::template PerThread<Heads>& 
   });
 }
 
-// Keeps x until the codes are made; a block that is not finite leaves the residual as it was.
+// Stores x until the codes are made; a block that is not finite leaves the residual unchanged.
 template <typename Team>
 THINWIRE_HD void KeepFinite(Team& team, typename Team::template PerThread<Values>& x,
                             typename Team::template PerThread<Heads>& heads, const TileRange& tile,

@@ -1,5 +1,5 @@
-// The plan of a shard, by one team: FORMAT.md's threshold, from how often heads have each value,
-// and which blocks take the one below.
+// The plan of a shard, made by one team: FORMAT.md's threshold, from a histogram of the heads, and
+// the number of first blocks that use the threshold below.
 #ifndef THINWIRE_KERNELS_WIDTHS_PLAN_H_
 #define THINWIRE_KERNELS_WIDTHS_PLAN_H_
 
@@ -9,7 +9,7 @@
 
 namespace thinwire::kernels {
 
-// A head's exponent, which gives a width, and its fraction, which may take one from it.
+// A head's exponent determines a width, and its fraction may lower it by one.
 inline constexpr unsigned kFractionBits = 7, kFractions = 1u << kFractionBits;
 inline constexpr int kExponents = kFirstNonFiniteHead >> kFractionBits;
 static_assert(kExponents < int{kThreads} && kFractions <= kThreads, "a thread has a bin");
@@ -65,12 +65,12 @@ class ShardPlanner {
  private:
   THINWIRE_HD static uint32_t Smaller(uint32_t a, uint32_t b) { return a < b ? a : b; }
 
-  // The smallest one that fits. The floor fits, so the highest does, whatever the heads are.
+  // The smallest threshold that fits. The floor fits, so the highest one does, for any heads.
   //
-  // A threshold is 128 t + f: a width is the head's exponent less t, less one where the head's
-  // fraction is below f, held between the floor and the most. So counts of exponents give the
-  // planes of every t, and those of fractions, of the blocks that f can narrow, the planes of
-  // every f.
+  // A threshold is 128 t + f: a width is the head's exponent minus t, minus one if the head's
+  // fraction is below f, clamped between the floor and the largest width. So counts of exponents
+  // give the planes for every t, and counts of the fractions of blocks that f can narrow give the
+  // planes for every f.
   THINWIRE_HD int Threshold() {
     CountHeads([&](uint16_t head) {
       return HasCodes(head) ? static_cast<int>(head >> kFractionBits) : -1;
@@ -105,13 +105,13 @@ class ShardPlanner {
     return (t << kFractionBits) + static_cast<int>(SumBefore(too_many)) + 1;
   }
 
-  // bins[bin_of(head)] = how many heads have that; a bin below 0 is none.
+  // bins[b] = the number of heads with bin_of(head) = b; heads with a bin below 0 are not counted.
   template <typename BinOf>
   THINWIRE_HD void CountHeads(BinOf bin_of) {
     team_.ForEach([&](unsigned thread) { shared_.bins.Put(team_, thread, thread, 0); });
     team_.Sync();
     team_.ForEach([&](unsigned thread) {
-      int last = -1;  // neighbours are alike: one addition for a run of them
+      int last = -1;  // neighbours are often equal: one addition per run
       uint32_t run = 0;
       const auto add = [&] {
         if (last >= 0) shared_.bins.Add(team_, thread, static_cast<unsigned>(last), run);
@@ -134,7 +134,7 @@ class ShardPlanner {
     return shared_.bins.Get(team_, thread, bin);
   }
 
-  // From counts of exponents to those of that exponent and all above.
+  // Converts counts of exponents to counts of that exponent and all above.
   THINWIRE_HD void SumFromAbove() {
     Counts above;
     team_.ForEach([&](unsigned thread) { above[thread] = CountOf(thread, kThreads - 1 - thread); });
@@ -146,7 +146,7 @@ class ShardPlanner {
     team_.Sync();
   }
 
-  // Planes of all blocks with the threshold 128 t.
+  // Planes of all blocks for the threshold 128 t.
   THINWIRE_HD uint32_t PlanesFrom(unsigned thread, int t) {
     const uint32_t all = CountOf(thread, 0);
     uint32_t planes = static_cast<uint32_t>(floor_) * all;
@@ -159,7 +159,7 @@ class ShardPlanner {
     return planes;
   }
 
-  // Calls visit(head, block) for the blocks of a thread, which are neighbours, until it says false.
+  // Calls visit(head, block) for the blocks of a thread, which are consecutive.
   template <typename Visit>
   THINWIRE_HD void ForEachHead(unsigned thread, Visit visit) const {
     constexpr unsigned kAtOnce = 16 / sizeof(uint16_t);
@@ -176,7 +176,7 @@ class ShardPlanner {
     }
   }
 
-  // The block of a thread that has raise number `nth` of it: a threshold less by one raises a width
+  // The block of a thread with its raise number `nth`: lowering the threshold by one raises a width
   // by one or not at all.
   THINWIRE_HD uint32_t BlockOfRaise(unsigned thread, int threshold, uint32_t nth) const {
     uint32_t found = 0, raises = 0;
@@ -189,11 +189,11 @@ class ShardPlanner {
     return found;
   }
 
-  // Leaves in each thread the sum of the threads before it, and returns that of all.
+  // Sets each thread's count to the sum over the threads before it, and returns the total.
   THINWIRE_HD uint32_t SumBefore(Counts& count) {
     Counts all;
     ExclusiveSum(team_, shared_.sums, count, all);
-    return all[0];  // of any thread: it is the same in all
+    return all[0];  // the same in all threads
   }
 
   Team& team_;

@@ -1,4 +1,4 @@
-// The work of a team on one tile for codecs of widths: what tiles.h is for the others.
+// The work of a team on one tile for codecs of widths, like tiles.h for other codecs.
 #ifndef THINWIRE_KERNELS_WIDTHS_TILES_H_
 #define THINWIRE_KERNELS_WIDTHS_TILES_H_
 
@@ -21,7 +21,7 @@ THINWIRE_HD void EncodeHeadsTile(Team& team, HeadsShared<Team>& shared, const En
   if (job.residual.data != nullptr) KeepFinite(team, x, heads, tile, job.residual);
 }
 
-// With a residual, x stands there.
+// With a residual, x is read from it.
 template <typename Team, DType kDType>
 THINWIRE_HD void EncodeCodesTile(Team& team, const EncodeLaunch& launch, const WidthsPlan* plans,
                                  uint32_t tile_of_launch) {

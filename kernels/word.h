@@ -1,4 +1,4 @@
-// One load or store of a few bytes at once.
+// Loads or stores a few bytes at once.
 #ifndef THINWIRE_KERNELS_WORD_H_
 #define THINWIRE_KERNELS_WORD_H_
 
@@ -8,7 +8,7 @@
 
 namespace thinwire::kernels {
 
-// Both ends are aligned to kBytes: saying so makes it one instruction.
+// Both ends must be aligned to kBytes: that makes it one instruction.
 template <unsigned kBytes>
 THINWIRE_HD void CopyWord(void* to, const void* from) {
   memcpy(__builtin_assume_aligned(to, kBytes), __builtin_assume_aligned(from, kBytes), kBytes);

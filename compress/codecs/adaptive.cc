@@ -14,7 +14,7 @@ namespace {
 
 // Parameters.
 
-// Held in sixteenths: a shard's size must be the same number on every rank and machine.
+// Stored in sixteenths: a shard's size must be the same number on every rank and machine.
 std::optional<std::string> ParseBits(const std::string& value, CodecSpec* spec) {
   double parsed = 0;
   const bool number = absl::SimpleAtod(value, &parsed) && std::isfinite(parsed);
@@ -60,12 +60,12 @@ absl::Status Check(const CodecSpec& spec) {
 
 // Wire bytes.
 
-// Heads that an encoder makes.
+// True for heads that an encoder can produce.
 bool IsHead(uint16_t head) {
   return head == 0 || (head >= kFirstHead && head <= kHugeHead) || head == kNanScale;
 }
 
-// Bytes that a shard's codes take, by the widths that its heads give.
+// The bytes of a shard's codes, from the widths that its heads imply.
 size_t CodesBytes(const Shard& shard, const uint8_t* wire) {
   static const bool available = SimdAvailable();  // as in CpuBackend()
   Walk walk;

@@ -32,7 +32,7 @@ size_t PlanesAt(const Shard& shard, const uint8_t* wire, int threshold) {
 
 void Begin(const Shard& shard, const uint8_t* wire, Walk* walk) {
   const size_t budget = AdaptivePlanes(shard.spec.sixteenths, shard.layout.blocks);
-  // The floor fits, so the highest threshold does, whatever the heads are.
+  // The floor fits, so the highest threshold does, for any heads.
   int low = kLowestThreshold, high = kHighestThreshold;
   while (low < high) {
     const int middle = low + (high - low) / 2;
@@ -58,7 +58,7 @@ float InputAt(const float* g, const float* r, size_t i) {
   return r == nullptr ? Get<float>(g, i) : Get<float>(g, i) + Get<float>(r, i);
 }
 
-// A block of a piece, filled up with zeros.
+// A block of a piece, padded with zeros.
 Values BlockAt(const Piece& piece, size_t begin, const float* g, const float* r) {
   Values x{};
   const size_t count = std::min(kTransform, piece.numel - begin);
@@ -106,8 +106,7 @@ size_t IndexOf(int magnitude, int width) {
   return index;
 }
 
-// Bit i of plane 0 is the sign of element i; the planes behind it are its index, the highest bit
-// first.
+// Bit i of plane 0 is the sign of element i; the following planes are its index, highest bit first.
 void PutCodes(const Wholes& whole, int width, uint8_t* planes) {
   std::memset(planes, 0, width * kPlaneBytes);
   for (size_t i = 0; i < kTransform; ++i) {
@@ -166,7 +165,7 @@ void Encode(const Piece& piece, const float* g, float* r, uint8_t* wire) {
   const Shard& shard = piece.shard;
   ForEachBlock(piece, [&](size_t block, size_t at) {
     const uint16_t half = Get<uint16_t>(wire, block);
-    if (half >= kFirstNonFiniteHead) return;  // its residual stays as it was
+    if (half >= kFirstNonFiniteHead) return;  // its residual is unchanged
     const int width = WidthOf(shard, *piece.walk, wire, block);
     const float head = FromBf16(half), inverse = AdaptiveInverse(head);
     const Values x = BlockAt(piece, at, r == nullptr ? g : r, nullptr);

@@ -1,4 +1,4 @@
-// Compiled once for each instruction set. The bytes must equal those of adaptive_reference.cc.
+// Compiled once per instruction set. The bytes must equal those of adaptive_reference.cc.
 #include "compress/codec_info.h"
 #include "compress/highway_targets.h"
 
@@ -14,7 +14,7 @@
 #include "compress/codecs/adaptive.h"
 #include "compress/types.h"
 
-// All are compiled per target, each behind an include guard of its own.
+// All are compiled per target, each with its own include guard.
 #include "compress/codecs/adaptive_codes-inl.h"
 #include "compress/simd_pack-inl.h"
 #include "compress/simd_quantise-inl.h"
@@ -28,7 +28,7 @@ namespace hn = hwy::HWY_NAMESPACE;
 
 inline constexpr size_t kBlockVectors = kTransform / kLanes;
 
-// A last block that is not full is filled up with zeros.
+// A last block that is not full is padded with zeros.
 struct alignas(64) Filled {
   Filled(const float* from, size_t count) {
     std::fill(at + count, at + kTransform, 0.0f);
@@ -37,7 +37,7 @@ struct alignas(64) Filled {
   float at[kTransform];
 };
 
-// Sums the squares of a block; x(j) gives its vector j.
+// Sums the squares of a block whose vector j is x(j).
 template <class X>
 HWY_INLINE float SumOfSquares(X x) {
   constexpr size_t kParts = kSumLanes / kLanes;
@@ -54,7 +54,7 @@ HWY_INLINE float SumOfSquares(X x) {
   return FoldVector(part[0]);
 }
 
-// The head of a block, and x in the residual's place.
+// Returns the head of a block, and stores x in the residual.
 template <bool kFeedback>
 HWY_INLINE uint16_t HeadOfBlock(const float* HWY_RESTRICT g, float* HWY_RESTRICT r) {
   V x[kBlockVectors];
@@ -94,7 +94,7 @@ void HeadsOf(const Piece& piece, const float* g, float* r, uint8_t* heads) {
 
 // Widths.
 
-// Bit planes of all blocks under a threshold.
+// Bit planes of all blocks for a threshold.
 HWY_INLINE size_t PlanesUnder(const uint8_t* heads, size_t blocks, int threshold, int floor) {
   const I16 d;
   const auto least = hn::Set(d, static_cast<int16_t>(floor));
@@ -102,7 +102,7 @@ HWY_INLINE size_t PlanesUnder(const uint8_t* heads, size_t blocks, int threshold
   const auto under = hn::Set(d, static_cast<int16_t>(threshold));
   const auto first_bad = hn::Set(d, static_cast<int16_t>(kFirstNonFiniteHead));
   constexpr size_t kLanes16 = hn::MaxLanes(I16());
-  constexpr size_t kRun = 2048 * kLanes16;  // so many widths of 8 add up within 16 bits
+  constexpr size_t kRun = 2048 * kLanes16;  // sums of this many widths of 8 fit in 16 bits
   size_t planes = 0, b = 0;
   while (b + kLanes16 <= blocks) {
     const size_t end = std::min(blocks, b + kRun);
@@ -126,7 +126,7 @@ void BeginT(const Shard& shard, const uint8_t* wire, Walk* walk) {
   const size_t blocks = shard.layout.blocks;
   const size_t budget = AdaptivePlanes(shard.spec.sixteenths, blocks);
   const int floor = static_cast<int>(shard.spec.floor);
-  // The floor fits, so the highest threshold does, whatever the heads are.
+  // The floor fits, so the highest threshold does, for any heads.
   int low = kLowestThreshold, high = kHighestThreshold;
   size_t fitting = 0;
   while (low < high) {
@@ -171,11 +171,11 @@ HWY_NOINLINE void TransformOf(const float* HWY_RESTRICT x, const float* HWY_REST
   for (size_t i = 0; i < kWords; ++i) hn::Store(v[i], I16(), block.at + kWordLanes * i);
 }
 
-// Calls put(j, whole, factor) for sums of levels in packed order: the product is vector j of the
+// Calls put(j, whole, factor) for sums of levels in packed order; whole * factor is vector j of the
 // elements. `step` is AdaptiveStep.
 
-// Products are exact, fused or not: sums have 15 bits and heads that an encoder sends 8, and the
-// factor's 2^-16, for which the sums are taken times 2^16, leaves it a normal number.
+// Products are exact, fused or not: sums have 15 bits and heads from an encoder 8, and the factor's
+// 2^-16, which offsets that sums are taken times 2^16, keeps it a normal number.
 template <class Put>
 HWY_INLINE void ForNarrowValues(const Block16& sums, const float* HWY_RESTRICT signs, float step,
                                 Put put) {
@@ -204,17 +204,17 @@ HWY_INLINE void ForValues(const Parts& sums, const float* HWY_RESTRICT signs, fl
   }
 }
 
-// A block on its way. Several go through each stage together: the stages of one block wait for each
-// other, and in a stage the blocks don't.
+// A block in progress. Several go through each stage together: the stages of one block wait for
+// each other, but the blocks within a stage do not.
 struct Task {
   float* values;
-  float* decoded;  // where a codec also wants what `values` decode to
+  float* decoded;  // the decoded values, if a caller needs them too
   uint8_t* planes;
   uint16_t head;
-  int width;   // 0: nothing but `values` and `head` counts
-  Parts sums;  // of a narrow block only the coarse part
+  int width;   // 0: only `values` and `head` are used
+  Parts sums;  // narrow blocks use only the coarse part
 
-  // True where products of sums of levels are exact: of narrow widths, under heads of an encoder.
+  // True if products of sums of levels are exact: for narrow widths and heads from an encoder.
   bool narrow() const { return width <= kNarrowWidth && head >= kFirstHead && head <= kHugeHead; }
   float scale() const { return FloatOf(uint32_t{head} << 16); }
 };
@@ -239,7 +239,7 @@ HWY_INLINE void ForElements(const Task& task, const float* HWY_RESTRICT signs, P
   }
 }
 
-// Calls put(j, whole, factor) for all elements, also of a block that has no codes.
+// Calls put(j, whole, factor) for all elements, including those of a block without codes.
 template <class Put>
 HWY_INLINE void ForDecoded(const Task& task, const float* HWY_RESTRICT signs, Put put) {
   if (HWY_LIKELY(task.width > 0)) return ForElements(task, signs, put);
@@ -248,7 +248,7 @@ HWY_INLINE void ForDecoded(const Task& task, const float* HWY_RESTRICT signs, Pu
   for (size_t j = 0; j < kBlockVectors; ++j) put(j, value, hn::Set(F(), 1.0f));
 }
 
-// Output of an encoding besides codes. kLoss: x becomes its loss. kBoth: and `decoded` is set.
+// The output of an encoding besides codes. kLoss: x becomes its loss. kBoth: `decoded` is set too.
 enum class Leaves { kNothing, kLoss, kBoth };
 
 template <Leaves kLeaves>
@@ -311,7 +311,7 @@ HWY_INLINE void Decode(std::span<Task> tasks, const float* HWY_RESTRICT signs) {
 
 // Operations.
 
-// The blocks of a piece's elements. A last one that is not full lies elsewhere, filled up.
+// The blocks of a piece's elements. A last one that is not full is copied and padded.
 class BlocksOf {
  public:
   BlocksOf(float* at, size_t numel, bool are_read)
@@ -330,7 +330,7 @@ class BlocksOf {
 };
 
 // Calls take(task, its first element in the piece) for each block, along the piece's walk, to set
-// what is missing, and run(tasks).
+// the remaining fields, and run(tasks).
 template <class Take, class Run>
 HWY_INLINE void ForTasks(const Piece& piece, uint8_t* wire, Take take, Run run) {
   Walk& walk = *piece.walk;
@@ -351,7 +351,7 @@ HWY_INLINE void ForTasks(const Piece& piece, uint8_t* wire, Take take, Run run) 
   }
 }
 
-// `out` counts with kBoth only.
+// `out` is used only with kBoth.
 template <Leaves kLeaves>
 void EncodePiece(const Piece& piece, float* x, uint8_t* wire, float* out) {
   constexpr bool kBoth = kLeaves == Leaves::kBoth;
@@ -368,7 +368,7 @@ void EncodePiece(const Piece& piece, float* x, uint8_t* wire, float* out) {
   if constexpr (kBoth) decoded.WriteTail();
 }
 
-// The wire is read only.
+// The wire is only read.
 template <To kTo>
 void DecodePiece(const Piece& piece, const uint8_t* wire, float* out) {
   constexpr bool kAdd = kTo == To::kSum;
@@ -389,7 +389,7 @@ void HeadsT(const Piece& piece, const float* g, float* r, uint8_t* wire) {
   r != nullptr ? HeadsOf<true>(piece, g, r, heads) : HeadsOf<false>(piece, g, r, heads);
 }
 
-// Without feedback x is read only.
+// Without feedback x is only read.
 void EncodeT(const Piece& piece, const float* g, float* r, uint8_t* wire) {
   r != nullptr ? EncodePiece<Leaves::kLoss>(piece, r, wire, nullptr)
                : EncodePiece<Leaves::kNothing>(piece, const_cast<float*>(g), wire, nullptr);

@@ -13,7 +13,7 @@ void Encode(const Piece& piece, const float* g, float* r, uint8_t* wire) {
   std::memcpy(codes, g, piece.numel * sizeof(float));
   if (r == nullptr) return;
   simd::Add(reinterpret_cast<float*>(codes), r, piece.numel);
-  // A NaN or Inf leaves its residual alone: see FORMAT.md on residuals.
+  // A NaN or Inf leaves its residual unchanged: see FORMAT.md on residuals.
   for (size_t i = 0; i < piece.numel; ++i) {
     const float x = Get<float>(codes, i);
     if (x - x == 0.0f) Put(r, i, 0.0f);

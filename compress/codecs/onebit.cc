@@ -9,10 +9,10 @@ namespace {
 
 constexpr const ParameterInfo* kParameters[] = {&kBlock};
 
-// One bit of a mean loses what the ranks' bits have averaged to.
+// Encoding a mean in one bit would lose the levels that the ranks' bits average to.
 CodecSpec DefaultDown(const CodecSpec& up) { return {.id = Int4::kTraits.id, .block = up.block}; }
 
-// One bit of a bare gradient, with error feedback, is noise of the gradient's own size.
+// One bit of a bare gradient, with error feedback, is noise as large as the gradient.
 MomentumNeed Momentum(const CodecSpec&) { return MomentumNeed::kRequired; }
 
 }  // namespace

@@ -16,7 +16,7 @@ namespace {
 
 // Parameters.
 
-// The shortest text that is read back as the same number.
+// The shortest text that parses as the same number.
 std::string Print(float threshold) {
   char text[32];
   return {text, std::to_chars(text, text + sizeof(text), threshold).ptr};
@@ -44,9 +44,9 @@ constexpr const ParameterInfo* kParameters[] = {&kThreshold};
 // A mean of several ranks' codes has more levels than two bits.
 CodecSpec DefaultDown(const CodecSpec&) { return {.id = Int4::kTraits.id}; }
 
-// The reference, which also does what is behind the loops' last group.
+// The reference, which also handles the elements after the loops' last group.
 
-constexpr unsigned kPlus = 1, kNotFinite = 2, kMinus = 3;  // two's complement, but for -2
+constexpr unsigned kPlus = 1, kNotFinite = 2, kMinus = 3;  // two's complement, except -2
 
 unsigned CodeOf(float x, float threshold) {
   if (!IsFinite(x)) return kNotFinite;

@@ -19,7 +19,7 @@ namespace {
 
 // Parameters.
 
-// Held in millionths: k must be the same number on every rank and machine.
+// Stored in millionths: k must be the same number on every rank and machine.
 std::optional<std::string> ParseDensity(const std::string& value, CodecSpec* spec) {
   double parsed = 0;
   const bool number = absl::SimpleAtod(value, &parsed) && std::isfinite(parsed);
@@ -58,7 +58,7 @@ constexpr ParameterInfo kMasking = {
 
 constexpr const ParameterInfo* kParameters[] = {&kDensity, &kWarmup, &kMasking};
 
-// DGC's schedule, Lin et al., arXiv 1712.01887, section 3.3: a quarter of the density each time.
+// DGC's schedule, Lin et al., arXiv 1712.01887, section 3.3: the density is divided by 4 each time.
 CodecSpec AtStep(const CodecSpec& spec, uint64_t step) {
   if (step >= spec.warmup) return spec;
   constexpr uint32_t kFirstPpm = 250000;
@@ -123,7 +123,7 @@ void ForEachEntry(const CodecSpec& spec, const uint8_t* wire, size_t numel, Visi
   }
 }
 
-// The reference: it sorts everything and takes the first k.
+// The reference: sorts all elements and takes the first k.
 
 void EncodeReference(const CodecSpec& spec, const EncodeArgs& args) {
   const auto& [gradient, residual, wire, draws, threshold, momentum] = args;
@@ -175,7 +175,7 @@ void DecodeReference(const CodecSpec& spec, const uint8_t* wire, const TensorVie
   for (size_t i = 0; i < out.numel; ++i) Store(out, i, values[i]);
 }
 
-// Only entries are added: an element without one keeps even a -0.
+// Only entries are added: an element without an entry is unchanged, even a -0.
 void AddReference(const CodecSpec& spec, const uint8_t* wire, float factor, std::span<float> sum) {
   const std::vector<float> values = ReferenceValues(spec, wire, sum.size());
   for (size_t i = 0; i < sum.size(); ++i) {
@@ -184,11 +184,11 @@ void AddReference(const CodecSpec& spec, const uint8_t* wire, float factor, std:
   }
 }
 
-// The operations that run; topk_encode.cc has the encoding.
+// The SIMD operations; topk_encode.cc has the encoding.
 
 void Decode(const CodecSpec& spec, const uint8_t* wire, const TensorView& out) {
   auto* bytes = static_cast<uint8_t*>(out.data);
-  std::fill(bytes, bytes + out.bytes(), uint8_t{0});  // which may be none, at no address
+  std::fill(bytes, bytes + out.bytes(), uint8_t{0});  // `out` may be empty and at no address
   ForEachEntry(spec, wire, out.numel,
                [&](size_t i, float value) { FromFloats(&value, out.Slice(i, 1)); });
 }

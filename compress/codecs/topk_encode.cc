@@ -1,8 +1,8 @@
 // The search for the k largest. A threshold is guessed: the last step's, or one from a sample. One
-// pass adds the residual and collects what is not below it, the candidates. Whenever their room is
-// full, all but the k largest are dropped and the threshold rises. If fewer than k were found, the
-// threshold was too high, and further passes collect what lies below. So the result is exact
-// whatever the guess was.
+// pass adds the residual and collects the elements that are not below it, the candidates. Whenever
+// their buffer is full, all but the k largest are dropped and the threshold rises. If fewer than k
+// were found, the threshold was too high, and further passes collect elements below it. So the
+// result is exact whatever the guess was.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -22,7 +22,7 @@
 namespace thinwire::codecs {
 namespace {
 
-constexpr uint32_t kAllKeys = kAbsMask;  // the largest key there is
+constexpr uint32_t kAllKeys = kAbsMask;  // the largest possible key
 
 // Elements by ascending index.
 class Candidates {
@@ -44,17 +44,17 @@ class Candidates {
   uint32_t* next_bits() { return bits_ + count_; }
   void Grow(size_t by) { count_ += by; }
 
-  // Makes room for `more`, for which everything but the k largest may go; as KeepLargest. Returns
-  // what a further element must reach to be among them: ties go to the lower index, which is
-  // already here.
+  // Makes room for `more` candidates, if necessary by KeepLargest. Returns the key that a further
+  // element must reach to be among the k largest: of equal keys the lower index, which is already
+  // here, wins.
   template <typename Dropped>
   uint32_t MakeRoom(size_t more, uint32_t low, uint32_t sure, Dropped dropped) {
     if (count_ + more <= capacity_) return low;
     return KeepLargest(0, sure, dropped) + 1;
   }
 
-  // Drops all but the k largest, of equal ones the first; calls dropped(index, value) for each that
-  // goes with a key of `sure` or more. Returns the k-th key. `guess` as for FindKey.
+  // Keeps only the k largest, of equal ones the first; calls dropped(index, value) for each dropped
+  // candidate with a key of at least `sure`. Returns the k-th key. `guess` as for FindKey.
   template <typename Dropped>
   uint32_t KeepLargest(uint32_t guess, uint32_t sure, Dropped dropped) {
     const simd::RankedKey last = simd::FindKey(bits_, count_, count_ - k_, guess, spare_);
@@ -67,23 +67,23 @@ class Candidates {
     return last.key;
   }
 
-  // The first candidate, from `from` on, whose index is `index` or more.
+  // The first candidate, from `from` on, whose index is at least `index`.
   size_t FirstFrom(size_t index, size_t from) const {
     const auto at = std::lower_bound(index_ + from, index_ + count_, index);
     return static_cast<size_t>(at - index_);
   }
 
-  // Writes the entries of all, and calls settle(index, rest) for each whose key is below `sure` and
-  // that stores a residual; `rest` is what sending leaves. No candidates are left.
+  // Writes the entries of all candidates, and calls settle(index, rest) for each whose key is below
+  // `sure` and that stores a residual; `rest` is what sending leaves. No candidates remain.
   template <typename Settle>
   void Encode(uint32_t sure, uint8_t* entries, Settle settle) {
-    const uint32_t *index = index_, *bits = bits_;  // which `settle` can't change
+    const uint32_t *index = index_, *bits = bits_;  // copies, which `settle` can't change
     const size_t unsure = simd::EncodeEntries(sure, index_, bits_, count_, entries);
     for (size_t i = 0; i < unsure; ++i) settle(index[i], FloatOf(bits[i]));
     count_ = 0;
   }
 
-  // Drops from candidate `from` on those whose index is listed.
+  // Drops the candidates from `from` on whose index is listed.
   void Forget(const std::vector<uint32_t>& indices, size_t from) {
     size_t kept = from;
     for (size_t i = from; i < count_; ++i) {
@@ -94,7 +94,7 @@ class Candidates {
     count_ = kept;
   }
 
-  // Candidates [0, sorted) ascend, and the rest do; after this all do.
+  // Candidates [0, sorted) ascend, and so do the others; merges them so that all ascend.
   void Merge(size_t sorted) {
     std::vector<std::pair<uint32_t, uint32_t>> all(count_);
     for (size_t i = 0; i < count_; ++i) all[i] = {index_[i], bits_[i]};
@@ -103,10 +103,10 @@ class Candidates {
   }
 
  private:
-  static constexpr size_t kSlack = 16;  // words that a vector may write behind the last candidate
+  static constexpr size_t kSlack = 16;  // words that a vector may write after the last candidate
 
-  // Candidates with the k-th key are dropped from here on: more than k have that key or a
-  // larger one only where there are ties.
+  // Candidates with the k-th key are dropped from this one on: only with ties do more than k have
+  // that key or a larger one.
   size_t TiesEnd(const simd::RankedKey& last) const {
     size_t end = count_;
     for (size_t going = count_ - k_ - last.below; going > 0;) {
@@ -116,7 +116,7 @@ class Candidates {
     return end;
   }
 
-  // One stage always fits in, so that room need only be made between stages.
+  // There is always room for one more stage, so that room must only be made between stages.
   static size_t Capacity(size_t k, size_t numel) {
     return std::min(numel, 3 * k + 2 * kStage) + kStage;
   }
@@ -128,14 +128,14 @@ class Candidates {
   size_t count_ = 0;
 };
 
-constexpr size_t kSample = 4096;      // elements, at most; and at most an eighth of all
-constexpr size_t kSampleFrom = 2048;  // elements; of fewer all are candidates
-// Below a threshold that was too high these parts of it are tried, the closest first.
+constexpr size_t kSample = 4096;      // most elements; also at most an eighth of all
+constexpr size_t kSampleFrom = 2048;  // elements; below that all are candidates
+// Fractions of a threshold that was too high that are tried next, the closest first.
 constexpr float kRetreat[] = {0.875f, 0.5f, 0.25f};
 
-// Elements, whose residual is still in the second-level cache once the selection is made.
+// Elements whose residual is still in the second-level cache after the selection.
 constexpr size_t kNear = 65536;
-// Where the k-th key very probably lies below, in parts of the last one.
+// The k-th key very probably is below this multiple of the last one.
 constexpr float kBorderGuess = 65.0f / 64;
 
 class Encoder {
@@ -149,7 +149,7 @@ class Encoder {
         candidates_(words, k_, gradient_.numel),
         momentum_(args.momentum) {}
 
-  // Puts right the residuals of candidates that are not sent after all.
+  // Corrects the residuals of candidates that were written as sent but are not.
   auto Restore() {
     return [r = residual_](size_t at, float x) {
       if (StoresResidual(x)) Put(r, at, x);
@@ -173,9 +173,8 @@ class Encoder {
  private:
   bool WrittenAsSent(float x) const { return StoresResidual(x) && SelectionKey(x) >= sure_; }
 
-  // Also settles from where on elements are sent very probably: where the tensor is large, their
-  // residual is written as if they were, while it is in cache, and put right for the few that are
-  // not.
+  // Also sets the key from which elements are very probably sent: for large tensors, their residual
+  // is written as if they were, while it is in cache, and corrected for the few that are not.
   uint32_t FirstGuess() {
     if (threshold_ != nullptr && *threshold_ != 0.0f) {
       if (residual_ != nullptr && gradient_.numel > kNear) sure_ = BitsOf(*threshold_);
@@ -206,18 +205,18 @@ class Encoder {
     return std::min(simd::FindKey(sample.data(), count, rank, 0, spare.data()).key, kHugeBits);
   }
 
-  // x = g + r into the residual, and the candidates from `low` on.
+  // Stores x = g + r in the residual, and collects the candidates from `low` on.
   void Collect(uint32_t low) {
     ForEachStage(gradient_, [&](const float* g, size_t begin, size_t n) {
       low = std::min(candidates_.MakeRoom(n, low, sure_, Restore()),
-                     kAllKeys);  // nothing beats the largest NaN
+                     kAllKeys);  // nothing exceeds the largest NaN
       const auto at = static_cast<uint32_t>(begin);
       uint32_t *index = candidates_.next_index(), *bits = candidates_.next_bits();
       if (residual_ == nullptr) {
         candidates_.Grow(simd::Scan(g, n, at, low, kAllKeys, index, bits));
         return;
       }
-      // Elements that are not finite must be seen, since they leave their residual alone;
+      // Elements that are not finite must be collected, since they leave their residual unchanged;
       // those that are not among the largest are dropped again.
       const simd::Thresholds keys{std::min(low, kHugeBits), std::max(low, sure_)};
       candidates_.Grow(
@@ -225,8 +224,8 @@ class Encoder {
     });
   }
 
-  // Rare, so it may allocate. The residual holds x now, but for elements that are not finite or
-  // were written as sent; those are all among the candidates already.
+  // Rare, so it may allocate. The residual holds x now, except for elements that are not finite or
+  // were written as sent; all of those are candidates already.
   void CollectBelow(uint32_t low, uint32_t highest) {
     const size_t found = candidates_.count();
     std::vector<uint32_t> seen;
@@ -271,10 +270,10 @@ class Encoder {
   Candidates candidates_;
   const Momentum momentum_;
   uint32_t border_guess_ = 0;
-  uint32_t sure_ = kAllKeys + 1;  // keys from here on are written as sent
+  uint32_t sure_ = kAllKeys + 1;  // keys from this one on are written as sent
 };
 
-// More than chunks of the usual sizes need: 64 MiB.
+// More than chunks of usual sizes need: 64 MiB.
 constexpr size_t kKeptWords = size_t{1} << 24;
 
 }  // namespace

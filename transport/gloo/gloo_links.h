@@ -115,7 +115,6 @@ class GlooLinks;
 //
 // All functions except SendFrame and Drain must be called on the loop's thread. Destroy it when the
 // connection is closed and the loop has run what was posted.
-// the loop is done with what was posted.
 class GlooPeer {
  public:
   static constexpr uint64_t kControlSlot = 2;                 // slots of frames are even
