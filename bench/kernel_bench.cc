@@ -87,7 +87,7 @@ struct Arrays {
   Array<uint8_t> wire;
 };
 
-// A reduction of copies of one wire and of the own shard.
+// A reduction of copies of one wire and of this rank's shard.
 class Reduction {
  public:
   Reduction(Device& device, DeviceStream& stream, const CodecSpec& spec, Arrays& a, size_t numel)
@@ -225,8 +225,8 @@ void MeasureCodec(Device& device, DeviceStream& stream, const CodecSpec& spec, s
                          .wire = a.wire.data(),
                          .momentum = {.beta = 0.9f, .velocity = a.out.data()}};
   table->AgainstCopy("encode_momentum", 4, 1, [&] { codecs.EncodeAll(spec, {&shard, 1}); });
-  // Seven shards and the own one are read, the residual is read and written, the result and its
-  // bytes are written.
+  // Seven wires and this rank's shard are read, the residual is read and written, the result and
+  // its bytes are written.
   Reduction reduction(device, stream, spec, a, numel);
   table->AgainstCopy("reduce8", 4, kRanks, [&] { codecs.Reduce(reduction.args()); });
 }

@@ -24,7 +24,7 @@ std::unique_ptr<T, Free> Aligned(size_t count) {
   return std::unique_ptr<T, Free>(memory);
 }
 
-// What an operation moves: memory that is aligned to 64 bytes. Null is not accessed.
+// The memory that an operation moves, aligned to 64 bytes. Null is not accessed.
 struct Moved {
   const float* gradient = nullptr;    // read
   float* residual = nullptr;          // read and written

@@ -114,7 +114,7 @@ class Backend {
     if (bytes > 0 && to != from) std::memmove(to, from, bytes);
   }
 
-  // to[i] = from[i] where that is finite; elsewhere `to` stays as it was. They have one size and do
+  // to[i] = from[i] where that is finite; elsewhere `to` is unchanged. They have one size and do
   // not overlap.
   virtual void CopyFinite(std::span<const float> from, std::span<float> to) const = 0;
 
@@ -123,9 +123,9 @@ class Backend {
   virtual void Accumulate(TensorView gradient, float factor, std::span<const float> base,
                           std::span<float> sum) const = 0;
 
-  // The end of a step of momentum, once an exchange has made the new `m`, which is used up: the
-  // velocity becomes m where that is finite, and `out` m; with Nesterov g + beta * m, where g =
-  // m - beta * the last velocity. It began with Accumulate(gradient, beta, velocity, m_own).
+  // Ends a step of momentum after an exchange has computed the new `m`, whose content is lost: the
+  // velocity becomes m where that is finite, and `out` m; with Nesterov g + beta * m, where g = m -
+  // beta * the last velocity. The step began with Accumulate(gradient, beta, velocity, m_own).
   virtual void EndMomentum(const Momentum& momentum, std::span<float> m, TensorView out) const = 0;
 
   // True if all floats are zero. `*known` is then set to 1, so that the next call need not read

@@ -250,7 +250,7 @@ void DeviceBackend::ReduceInGroups(const ReduceArgs& args) const {
     if (group.size() == kernels::kMaxWires) add_group();
     if (wire != nullptr) {
       group.push_back(wire);
-    } else if (group.empty()) {  // the own shard is the first rank's
+    } else if (group.empty()) {  // this rank's shard is the first
       Encode(fp32, args.own, nullptr, static_cast<uint8_t*>(sum.data), {});
       group.push_back(nullptr);
     } else {

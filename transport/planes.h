@@ -294,7 +294,6 @@ uint32_t CopyWithCrc32c(uint32_t crc, Bytes bytes, uint8_t* to);
 // Planes of one backend may share their failure: those of Gloo and in_process do, so aborting
 // either fails both. Planes of different backends do not, so code that combines them must pass a
 // failure on.
-// failure on.
 struct Transport {
   std::unique_ptr<ControlPlane> control;
   std::unique_ptr<DataPlane> data;

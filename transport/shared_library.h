@@ -32,7 +32,7 @@ class FunctionFinder {
     *function = reinterpret_cast<Function>(dlsym(library_, name));
     if (*function == nullptr) missing_ = name;
   }
-  // The name of a function that the library lacks, or nothing.
+  // The name of a function that the library lacks; empty if it has all.
   const std::string& missing() const { return missing_; }
 
  private:

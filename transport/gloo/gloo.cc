@@ -95,7 +95,7 @@ class GlooExchange final : public Exchange, private BlockOwner {
       : links_(links), tag_(tag), bytes_sent_(bytes_sent) {}
   ~GlooExchange() override;
 
-  void Receive(std::span<const MutableBytes> recv);  // before Send
+  void Receive(std::span<const MutableBytes> recv);  // call before Send
   void Send(std::span<const Bytes> send) override;
   absl::Status Wait(Deadline deadline) override;
 

@@ -238,7 +238,7 @@ void GlooPeer::Run() {
   } catch (const std::exception&) {
     // The connection is closed; OnClosed reports it.
   }
-  CollectParcels();  // those that have left by now
+  CollectParcels();  // those that have already left
 }
 
 void GlooPeer::OnProgress() {

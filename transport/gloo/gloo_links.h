@@ -119,7 +119,7 @@ class GlooPeer {
  public:
   static constexpr uint64_t kControlSlot = 2;                 // slots of frames are even
   static constexpr size_t kLargestParcel = size_t{16} << 10;  // bytes of a block
-  static constexpr int kMostRanks = 64;                       // frames take some 0.2 MiB a peer
+  static constexpr int kMostRanks = 64;                       // frames take some 0.2 MiB per peer
 
   // True if blocks of this size are parcels, at both ends. A message of Gloo takes two notices, one
   // of which its sender waits for; a parcel is sent at once, and those that are ready together

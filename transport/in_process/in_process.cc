@@ -46,7 +46,7 @@ class InProcessWorld {
 
   std::vector<std::shared_ptr<Failure>> failures_;  // by rank
   absl::Mutex mu_;
-  SteadyCondVar changed_;  // a block or a frame came, or a rank failed
+  SteadyCondVar changed_;  // a block or a frame arrived, or a rank failed
   std::map<Address, std::deque<std::vector<uint8_t>>> blocks_ ABSL_GUARDED_BY(mu_);
   std::vector<std::deque<ControlMessage>> frames_ ABSL_GUARDED_BY(mu_);  // by rank
   std::vector<Failure::Listener> listeners_;                             // destroyed first

@@ -24,7 +24,7 @@ struct NcclOptions {
   const ControlPlane& control;     // reports lost peers to this rank
   std::string library;             // path of libnccl.so.2; empty: the order of nccl_library.h
   Deadline deadline;               // for connecting to all ranks
-  std::shared_ptr<Device> device;  // whose blocks are exchanged
+  std::shared_ptr<Device> device;  // blocks lie in its memory
   int most_ctas = kNcclDefault;    // as for NcclComm::Make; equal on all ranks
 };
 

@@ -15,7 +15,7 @@
 
 namespace thinwire {
 
-// What one rank sends and receives in an exchange: one block for each rank, by rank.
+// The blocks that one rank sends and receives in an exchange: one for each rank, by rank.
 struct NcclBlocks {
   std::span<const Bytes> send;
   std::span<const MutableBytes> recv;
@@ -108,7 +108,7 @@ class NcclComm {
   NcclHandle handle_ = nullptr;  // null: ended
   bool borrowed_ = false;
   std::vector<DeviceMemory> kept_;
-  std::shared_ptr<Ending> ending_;  // null: it has not begun
+  std::shared_ptr<Ending> ending_;  // null: not ending yet
 };
 
 // True if the blocks of all other ranks have one size and lie, in rank order, in one array with the

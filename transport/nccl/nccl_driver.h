@@ -111,7 +111,7 @@ class NcclDriver {
   std::vector<NcclBlocks> blocks_;     // those of issuing_
   std::shared_ptr<DeviceEvent> last_;  // the end of the last exchange
   bool aborted_ = false;
-  Deadline next_look_{}, give_up_{};  // give_up_: on a device that does not end what was aborted
+  Deadline next_look_{}, give_up_{};  // give_up_: limit for ending aborted work
 
   absl::Mutex mu_;
   SteadyCondVar ended_;  // signalled when an op ends

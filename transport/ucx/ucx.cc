@@ -58,7 +58,7 @@ class UcxExchange final : public Exchange {
   UcxExchange(UcxData& plane, uint64_t tag);
   ~UcxExchange() override;
 
-  void Receive(std::span<const MutableBytes> recv);  // once, before Send
+  void Receive(std::span<const MutableBytes> recv);  // call once, before Send
   void Send(std::span<const Bytes> send) override;
   absl::Status Wait(Deadline deadline) override;
 

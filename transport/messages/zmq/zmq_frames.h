@@ -68,7 +68,7 @@ std::string PlainFrame(FrameKind kind);
 // Writes kPieceHeader bytes.
 void WritePieceHeader(const MessagePiece& piece, uint8_t* to);
 
-// Readers return nullopt, or nothing, if the frame is of another kind, too short or too long.
+// Readers return nullopt or "" if the frame is of another kind, too short or too long.
 std::optional<FrameKind> KindOf(Bytes frame);
 std::optional<Greeting> ReadGreeting(Bytes frame);
 std::string ReadRefusal(Bytes frame);

@@ -57,7 +57,7 @@ class ZmqLoop {
  private:
   // A member that has been greeted.
   struct Connection {
-    std::string routing_id;  // of a connection of the ROUTER; empty: the caller's DEALER
+    std::string routing_id;  // in the ROUTER; empty: this member called the peer
     Deadline last_heard, last_sent;
     PieceJoiner incoming;
     uint64_t messages_sent = 0;
