@@ -1,7 +1,7 @@
 // The planes of a group: DataPlane exchanges blocks of memory between its ranks, StreamPlane does
-// so as part of a device's streams, and ControlPlane carries small frames and reports lost peers.
-// Transport holds the planes of one rank, as a backend creates them. One contract holds for every
-// backend; tests/transport/data_plane_test.cc and control_plane_test.cc state it.
+// so on a device's streams, and ControlPlane carries small frames and reports lost peers. Transport
+// holds the planes of one rank, as a backend creates them. One contract holds for every backend;
+// tests/transport/data_plane_test.cc and control_plane_test.cc state it.
 //
 // A plane is thread-safe, and any number of exchanges may be in flight. Its failure is sticky: the
 // first reason is the result of every exchange in flight and of every later one, and what Send,
@@ -129,9 +129,9 @@ enum class Completion {
 // Where the blocks lie.
 enum class Memory {
   kHost,
-  // In a device's memory; an exchange is part of the work of one stream. It starts after the work
-  // queued before it. Work queued after Wait or OnDone sees the received blocks, although the host
-  // has not waited for them; Flush reports a failure that occurs after that.
+  // In a device's memory; an exchange runs on one stream. It starts after the work queued before
+  // it. Work queued after Wait or OnDone sees the received blocks, although the host has not waited
+  // for them; Flush reports a failure that occurs after that.
   kStream,
 };
 
@@ -180,8 +180,7 @@ class Plane {
 
   // This rank's failure, which several planes may share.
   virtual const std::shared_ptr<Failure>& failure() const = 0;
-  // Fails the plane on this rank with `reason`, unless it has failed before. Any thread may call
-  // it.
+  // Fails the plane on this rank with `reason`, unless it has failed before. Thread-safe.
   void Abort(absl::Status reason) { failure()->Fail(std::move(reason)); }
   // The first failure, or OK.
   absl::Status status() const { return failure()->reason(); }
@@ -219,14 +218,14 @@ class DataPlane : public Plane {
   virtual uint64_t bytes_sent() const = 0;
 };
 
-// A data plane whose exchanges are part of a device's streams and end when they are queued, before
-// their blocks have arrived, such as NCCL's.
+// A data plane whose exchanges run on a device's streams and end when they are queued, before their
+// blocks have arrived, such as NCCL's.
 class StreamPlane : public DataPlane {
  public:
   StreamPlane* of_streams() final { return this; }
 
-  // Returns a plane whose exchanges are part of `stream`, which must outlive it, as this plane
-  // must. It shares this plane's order, failure and byte count.
+  // Returns a plane whose exchanges run on `stream`, which must outlive it, as this plane must. It
+  // shares this plane's order, failure and byte count.
   virtual std::unique_ptr<StreamPlane> On(DeviceStream& stream) = 0;
   // An empty exchange, which ends when the plane's stream has done all work queued so far.
   virtual std::unique_ptr<Exchange> Flush() = 0;
