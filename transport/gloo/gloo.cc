@@ -175,7 +175,7 @@ void GlooExchange::Start(bool outgoing) {
     try {
       StartBlock(block, outgoing);
     } catch (const std::exception&) {
-      // The connection is closed; OnClosed of its peer ends the block.
+      // The connection is closed; GlooPeer::OnClosed ends the block.
     }
   }
   // Messages that found their receive and room in the socket have already left.

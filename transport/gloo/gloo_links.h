@@ -113,8 +113,8 @@ class GlooLinks;
 // share frames; and messages, which are large blocks each by itself. No thread waits for a peer:
 // Gloo's loop reports when bytes have arrived or left, and starts the next transfer.
 //
-// All functions except SendFrame and Drain must be called on the loop's thread. Destroy it when the
-// connection is closed and the loop has run what was posted.
+// All functions except SendFrame and Drain must be called on the loop's thread. Destroy it only
+// when the connection is closed and the loop has run what was posted.
 class GlooPeer {
  public:
   static constexpr uint64_t kControlSlot = 2;                 // slots of frames are even
