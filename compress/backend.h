@@ -36,11 +36,11 @@ struct EncodeArgs {
   // 2^127; 0 if there is none. Updated. It affects only the time, never the result. Null: not kept.
   float* threshold = nullptr;
   // With a velocity, beta * velocity + gradient is encoded in the gradient's place, rounded as by
-  // Accumulate; the velocity is only read.
-  // A codec of entries with a residual keeps the local momentum u of DGC here (Lin et al., arXiv
-  // 1712.01887, section 3.1, momentum correction; 3.2, factor masking): u = beta * u + g, x = u +
-  // residual, and u = 0 where an entry is sent (unless spec.masking is off). With Nesterov x = g +
-  // beta * u + residual. Without a velocity x = g + residual.
+  // Accumulate; the velocity is only read. But a codec of entries with a residual keeps the local
+  // momentum u of DGC here (Lin et al., arXiv 1712.01887, section 3.1, momentum correction; 3.2,
+  // factor masking): u = beta * u + g, x = u + residual, and u = 0 where an entry is sent (unless
+  // spec.masking is off). With Nesterov x = g + beta * u + residual. Without a velocity x = g +
+  // residual.
   Momentum momentum = {};
 };
 

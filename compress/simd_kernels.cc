@@ -323,7 +323,7 @@ HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
 
-// One instruction set for all machines; NEON's compiler must be told.
+// One instruction set for all machines; on NEON the compiler must be told which.
 HWY_BEFORE_NAMESPACE();
 namespace thinwire::simd {
 

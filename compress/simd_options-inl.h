@@ -193,10 +193,8 @@ class Stochastic {
       const size_t place = kLanes * j;
       const auto words = hn::Load(U(), words_ + Generator::WordAt(place));
       V value = hn::Floor(AddUniform(scaled, words, place / kDrawLanes % 4));
-      //
-      // scaled
-      // is at most qmax plus a rounding error, which is less than u's distance from 0 and 1 except
-      // for int8: there the sum may round to 128.
+      // |scaled| is at most qmax plus a rounding error, which is less than u's distance from 0 and
+      // 1 except for int8: there the sum may round to 128.
       if constexpr (kBits == 8) value = hn::Min(value, hn::Set(F(), 127.0f));
       return {RoundToInt(value), value};
     }

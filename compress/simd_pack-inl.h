@@ -1,5 +1,5 @@
-// Packs vectors of codes to bytes and back, in natural order, and vectors of fp32 to bf16 and back.
-// Included once per target.
+// Converts vectors of codes to packed bytes and back, in natural order, and vectors of fp32 to bf16
+// and back. Included once per target.
 #if defined(THINWIRE_COMPRESS_SIMD_PACK_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef THINWIRE_COMPRESS_SIMD_PACK_INL_H_
 #undef THINWIRE_COMPRESS_SIMD_PACK_INL_H_

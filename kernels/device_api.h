@@ -53,8 +53,8 @@ struct DeviceApi {
   int (*make_event)(int ordinal, void** event);
   int (*destroy_event)(int ordinal, void* event);
 
-  // All functions from here to add_entries queue work on a stream, and the host does not wait. A
-  // launch of no tiles runs nothing but loads its kernels' code.
+  // No function from here to add_entries makes the host wait; all but `query` queue work on a
+  // stream. A launch of no tiles runs nothing but loads its kernels' code.
   int (*record)(int ordinal, void* event, void* stream);
   int (*wait)(int ordinal, void* stream, void* event);  // the stream waits
   int (*query)(int ordinal, void* event);               // kBusy: not yet reached
@@ -73,6 +73,7 @@ struct DeviceApi {
   int (*add_entries)(int ordinal, const AddEntriesLaunch* launch, void* stream);
 
   // The calls below are synchronous.
+
   // Writes a text that is unique among the devices of the host, terminated by a zero.
   int (*identify)(int ordinal, char text[kIdentityBytes]);
   // The PeerReach (compress/device.h) to the device that is hardest to reach.

@@ -36,7 +36,7 @@ class EntryDigits {
                           const EncodeEntriesLaunch& launch, unsigned number)
       : team_(team), shared_(shared), sums_(sums), launch_(launch), number_(number) {}
 
-  // Sync before the first Count.
+  // Call Sync between this and the first Count.
   THINWIRE_HD void Clear() {
     team_.ForEach([&](unsigned thread) {
       THINWIRE_UNROLL
@@ -50,7 +50,7 @@ class EntryDigits {
     shared_.bins.Add(team_, thread, DigitOf(number_).Of(key), 1);
   }
 
-  // Adds the team's counts to those of the other teams. Sync before it.
+  // Adds the team's counts to those of the other teams. Call it after a Sync.
   THINWIRE_HD void Flush() {
     team_.ForEach([&](unsigned thread) {
       THINWIRE_UNROLL

@@ -181,7 +181,7 @@ class EntryEncoder {
     return hits;
   }
 
-  // Records where the tile's x is; returns the begin of its part of the list, which is `taken` if
+  // Records where the tile's x is; returns where its part of the list begins, which is `taken` if
   // there is room for it. Called by one thread per team. The order in which tiles get here does not
   // matter: each records its own part.
   THINWIRE_HD uint32_t Note(const EntrySource& source, bool kept, uint32_t taken,

@@ -1,5 +1,5 @@
-// EntryOffsets: computes from the number of entries that each group of tiles sends the positions of
-// its entries, and writes the head of the wire bytes. Runs in one team once all groups are counted.
+// EntryOffsets: computes where the entries of each group of tiles go, from the groups' counts, and
+// writes the head of the wire bytes. Runs in one team once all groups are counted.
 #ifndef THINWIRE_KERNELS_ENTRY_OFFSETS_H_
 #define THINWIRE_KERNELS_ENTRY_OFFSETS_H_
 

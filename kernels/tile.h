@@ -2,8 +2,8 @@
 //
 // A tile is 4096 elements, the largest block, so every block lies in one tile. A launch of few
 // elements has smaller tiles, for teams with fewer threads, but never smaller than a block
-// (TeamThreads). A warp holds kQuads groups of 128 elements; within a group lane l holds elements 4
-// l to 4 l + 3. So fp32 loads are 16 bytes per lane and 512 contiguous bytes per warp, and the
+// (TeamThreads). A warp holds kQuads groups of 128 elements; lane l of a group holds its elements
+// 4 l to 4 l + 3. So fp32 loads are 16 bytes per lane and 512 contiguous bytes per warp, and the
 // codes of a quad are one word. A group is the smallest block: no two blocks share a group.
 #ifndef THINWIRE_KERNELS_TILE_H_
 #define THINWIRE_KERNELS_TILE_H_

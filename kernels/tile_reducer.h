@@ -36,7 +36,7 @@ constexpr unsigned StageBytes() {
   return Up::kElements ? 1 : kStages * StageLayout<Up>::kBytes;
 }
 
-// From and to where a thread fetches, and where it finds its quads, for any rank.
+// Where a thread fetches from and to, and where it finds its quads, for any rank.
 struct StagePlaces {
   size_t codes_from;  // in a wire
   uint32_t scales_from;

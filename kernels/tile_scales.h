@@ -1,5 +1,5 @@
 // TileScales: computes the magnitude of each block of a tile, and its scale. The warp in which a
-// block begins computes both. Blocks of up to 512 elements lie in one warp, so that no warp waits
+// block begins computes both. Blocks of up to 512 elements lie in one warp, and then no warp waits
 // for another.
 #ifndef THINWIRE_KERNELS_TILE_SCALES_H_
 #define THINWIRE_KERNELS_TILE_SCALES_H_
@@ -27,9 +27,7 @@ struct BlockScale {
   float inverse;  // 0 if all codes are 0
 };
 
-// True if a block's magnitude is the mean
-// x
-// and not the largest.
+// True if a block's magnitude is the mean |x| and not the largest.
 template <typename Traits>
 constexpr bool UsesMean() {
   if constexpr (Traits::kElements) {
@@ -149,9 +147,7 @@ class TileScales {
     return Traits::Codec::PlainScale(magnitude);
   }
 
-  // Computes the largest
-  // x
-  // of each block.
+  // Computes the largest |x| of each block.
   THINWIRE_HD void Maxima(PerThread<Values>& y) {
     THINWIRE_UNROLL
     for (unsigned q = 0; q < kQuads; ++q) {
@@ -185,10 +181,9 @@ class TileScales {
     });
   }
 
-  // Computes the mean
-  // x
-  // of each block. A warp sums a block: lane l adds elements l, l + 32, ..., in order; lanes are
-  // folded 16, 8, 4, 2, 1, as in FoldLanes. Zeros after the last element change no sum.
+  // Computes the mean |x| of each block. A warp sums a block: lane l adds elements l, l + 32, ...,
+  // in order; lanes are folded 16, 8, 4, 2, 1, as in FoldLanes. Zeros after the last element change
+  // no sum.
   THINWIRE_HD void Means(PerThread<Values>& y) {
     team_.ForEach([&](unsigned thread) {
       THINWIRE_UNROLL

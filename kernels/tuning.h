@@ -12,9 +12,9 @@ inline constexpr unsigned kQuad = 4;
 // Quads per thread: with gradient and residual each thread has 128 bytes in flight.
 inline constexpr unsigned kQuads = 4;
 // Thread blocks per multiprocessor for which registers must suffice; kernels that select entries or
-// make codes of widths need more registers, and have fewer.
-// Three have more loads in flight than an H200 needs to keep its memory busy. With four, which get
-// 64 registers per thread, most kernels spill on sm_100 and sm_120: kernels/sass.md.
+// make codes of widths need more registers, so they have fewer blocks. Three have more loads in
+// flight than an H200 needs to keep its memory busy. With four, which get 64 registers per thread,
+// most kernels spill on sm_100 and sm_120: kernels/sass.md.
 inline constexpr unsigned kBlocksPerMultiprocessor = 3;
 inline constexpr unsigned kFewBlocksPerMultiprocessor = 2;
 // A reduction has three as well, except on sm_120, where three spill and it has two; each

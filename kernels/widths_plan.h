@@ -1,5 +1,5 @@
 // The plan of a shard, made by one team: FORMAT.md's threshold, from a histogram of the heads, and
-// the number of first blocks that use the threshold below.
+// how many blocks, from the first on, use the next lower threshold.
 #ifndef THINWIRE_KERNELS_WIDTHS_PLAN_H_
 #define THINWIRE_KERNELS_WIDTHS_PLAN_H_
 
@@ -167,7 +167,7 @@ class ShardPlanner {
     const uint32_t end = begin + each_ < blocks_ ? begin + each_ : blocks_;
     for (uint32_t block = begin; block < end; block += kAtOnce) {
       alignas(16)
-          uint16_t heads[kAtOnce];  // those behind the last one are padding, and not looked at
+          uint16_t heads[kAtOnce];  // those after the last one are padding, and not looked at
       CopyWord<sizeof(heads)>(heads, wire_ + size_t{block} * sizeof(uint16_t));
       THINWIRE_UNROLL
       for (unsigned i = 0; i < kAtOnce; ++i) {

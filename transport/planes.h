@@ -152,8 +152,8 @@ class Exchange {
   virtual ~Exchange() = default;
 
   // For an exchange from DataPlane::Expect; call it once, before Wait or OnDone. Sends send[r] to
-  // each rank r, as Start would have.
-  // A plane without Expect never gets this call: its exchanges send when they start.
+  // each rank r, as Start would have. A plane without Expect never gets this call: its exchanges
+  // send when they start.
   virtual void Send(std::span<const Bytes>) {}
 
   // Returns OK when all blocks were sent and received, otherwise the plane's failure; either way
@@ -192,7 +192,7 @@ class DataPlane : public Plane {
   virtual DataTraits traits() const = 0;
 
   // Sends send[r] to each rank r and receives recv[r] from it; both spans have size() blocks. The
-  // blocks of this rank are ignored, and empty blocks are neither sent nor awaited. Matching
+  // blocks at index rank() are ignored, and empty blocks are neither sent nor awaited. Matching
   // exchanges carry the same tag on all ranks, and no tag is used twice. Both ends must agree on
   // the size of a block, which is matched as well: if they disagree, the exchange ends at its
   // deadline, but nothing is written past the end of a block. AllToAll passes a different block for

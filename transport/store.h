@@ -19,7 +19,7 @@ class Store {
  public:
   virtual ~Store() = default;
   virtual absl::Status Set(std::string_view key, std::string_view value) = 0;
-  // Waits until another rank has set the key; DeadlineExceeded names the key.
+  // Waits until the key is set; DeadlineExceeded names the key.
   virtual absl::StatusOr<std::string> Get(std::string_view key, Deadline deadline) = 0;
 };
 

@@ -174,8 +174,8 @@ HWY_NOINLINE void TransformOf(const float* HWY_RESTRICT x, const float* HWY_REST
 // Calls put(j, whole, factor) for sums of levels in packed order; whole * factor is vector j of the
 // elements. `step` is AdaptiveStep.
 
-// Products are exact, fused or not: sums have 15 bits and heads from an encoder 8, and the factor's
-// 2^-16, which offsets that sums are taken times 2^16, keeps it a normal number.
+// Products are exact, fused or not: sums have 15 bits and heads from an encoder 8. The factor stays
+// a normal number with its 2^-16, which cancels the 2^16 by which the sums are multiplied.
 template <class Put>
 HWY_INLINE void ForNarrowValues(const Block16& sums, const float* HWY_RESTRICT signs, float step,
                                 Put put) {

@@ -116,7 +116,7 @@ class Candidates {
     return end;
   }
 
-  // There is always room for one more stage, so that room must only be made between stages.
+  // There is always room for one more stage, so room need only be made between stages.
   static size_t Capacity(size_t k, size_t numel) {
     return std::min(numel, 3 * k + 2 * kStage) + kStage;
   }

@@ -27,7 +27,7 @@ struct GlooOptions {
   std::string rendezvous_host;
   Deadline deadline;  // for connecting to all ranks
   // A file of mode 0600 with the group's key, which every rank has. Empty on all ranks: rank 0 puts
-  // a random token into the store, so that nobody who can't read the store can take part.
+  // a random token into the store, so that only processes that can read the store can take part.
   std::string key_file;
   std::string digest;           // text that is equal on all ranks whose settings are the same
   std::string congestion = {};  // of the connections: see CheckCongestion

@@ -138,7 +138,7 @@ class GlooPeer {
   void Drain(Deadline deadline);
 
   // Blocks, while the group has not failed. Both ends name a block by the same slot, which is odd
-  // and which no other block between them has. The memory must live until the owner was called for
+  // and which no other block between them has. The memory must live until the owner is called for
   // the block's end; that of a message which ends with an error, as long as its buffer. Those with
   // a buffer throw if the connection is closed.
   void ReceiveParcel(uint64_t slot, MutableBytes to, BlockOwner* owner);
@@ -146,7 +146,7 @@ class GlooPeer {
   void ReceiveMessage(uint64_t slot, gloo::transport::UnboundBuffer& buffer, BlockOwner* owner);
   void SendMessage(uint64_t slot, gloo::transport::UnboundBuffer& buffer, BlockOwner* owner);
 
-  // Called by the connection with its lock held, so they neither send, receive nor block.
+  // Called by the connection with its lock held, so they neither send nor receive nor block.
   // OnProgress: bytes have arrived or left; on the loop's thread. OnClosed: the connection is
   // closed, for the reason `why`; called once, as the last call, on any thread.
   void OnProgress();

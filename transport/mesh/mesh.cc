@@ -27,10 +27,10 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// A line is described at Watch. By the time of the first one most ranks have called. A line that
-// its other end has closed, as it does with silent connections, is opened again. So is an old one:
-// if its rank died, the news may be lost, since a reset is sent only once, a listener's queue dies
-// without a reset, and a connection on which nothing is sent retransmits nothing.
+// For lines see Watch. By the time of the first line most ranks have called. A line that its other
+// end has closed, as it does with silent connections, is opened again. So is an old one: if its
+// rank died, the news may be lost, since a reset is sent only once, a listener's queue dies without
+// a reset, and a connection on which nothing is sent retransmits nothing.
 constexpr milliseconds kFirstLine{20}, kFirstPause{2}, kLongestPause{200}, kOldAge{1000};
 
 int ErrorOf(int socket) {

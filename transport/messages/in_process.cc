@@ -117,7 +117,7 @@ class MessageHub {
   struct Link {
     uint64_t peer_id;
     CreditQueue queue;   // to the peer
-    uint64_t taken = 0;  // bytes that the peer sent
+    uint64_t taken = 0;  // bytes taken of what the peer sent
   };
   struct Member {
     int rank = 0;

@@ -67,9 +67,9 @@ class MessageBox {
     CreditQueue queue;
     uint64_t taken = 0, told = 0;  // bytes taken here, and the count last acknowledged
     size_t waiting = 0;            // messages in the inbox
-    // Not for every message, since small ones would cost an acknowledgement each. But once none is
-    // left here, so that the peer does not wait for credit that is free, and once a slice of bytes
-    // is not acknowledged.
+    // True if the peer must get an acknowledgement. Not for every message, since small ones would
+    // cost one each, but once no message is left here, so that the peer does not wait for credit
+    // that is free, and once a slice of bytes is unacknowledged.
     bool TellsTaken(size_t credit) const {
       return taken != told &&
              (waiting == 0 || taken - told >= std::min(credit / 8, SendWindow::kLeastSlice));

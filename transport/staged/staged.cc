@@ -179,7 +179,8 @@ Staged::Staged(DataPlane& host, DeviceStream& stream, SlabPool& slabs,
       to_device_(std::move(to_device)),
       patience_(patience) {}
 
-// Waits, at most `patience`, until no copy uses the slabs, which may be freed afterwards.
+// Waits until no copy uses the slabs any more, but at most patience_. An error is ignored: copies
+// may then still run, and the code relies on the freeing of a slab to wait for them (see Device).
 Staged::~Staged() {
   const Deadline deadline = Clock::now() + patience_;
   for (DeviceStream* copies : {to_host_.get(), to_device_.get()}) {

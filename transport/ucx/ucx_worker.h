@@ -76,11 +76,10 @@ class UcxWorker {
   int events_ = -1;  // the worker's event descriptor
 };
 
-// UcxDriver: decides which thread calls UCX's Progress, and when waits end.
-// It has no thread of its own: the waiting threads drive. One of them at a time leads, that is,
-// calls Progress for all of them: first without a pause, because most messages arrive within
-// microseconds, then asleep on UCX's descriptor. A leader whose own wait has ended passes the lead
-// on.
+// UcxDriver: decides which thread calls UCX's Progress, and when waits end. It has no thread of its
+// own: the waiting threads drive. One of them at a time leads, that is, calls Progress for all of
+// them: first without a pause, because most messages arrive within microseconds, then asleep on
+// UCX's descriptor. A leader whose own wait has ended passes the lead on.
 //
 // A failure ends all waits, and no thread drives afterwards, so UCX touches no block any more.
 class UcxDriver {
