@@ -3,7 +3,7 @@
 //   (2) every shard goes to its owner;
 //   (3) the owner sums in rank order, its own shard unquantised;
 //   (4) mean, second-hop residual, encode;
-// (5) every owner's result goes to every rank;
+//   (5) every owner's result goes to every rank;
 //   (6) decode the foreign shards.
 // Owners decode their own bytes like every other rank: that is what makes replicas bit-identical.
 //

@@ -1,11 +1,11 @@
 // The allreduce of a chunk along the rows and then the columns of a grid of ranks, in four hops. A
 // column's part of the chunk is cut into one shard for each of its ranks.
 //   (1) encode the other columns' parts, with the first-hop residuals; each goes along the row;
-// (2) sum this column's part over the row, in rank order and fp32; encode the other rows'
+//   (2) sum this column's part over the row, in rank order and fp32; encode the other rows'
 //       shards of that sum, with residuals; each goes along the column;
-// (3) sum this rank's shard over the column; mean, second-hop residual, encode; to the column;
-// (4) the column's encoded shards, unchanged, to all of the row;
-// (5) decode all shards, this rank's too.
+//   (3) sum this rank's shard over the column; mean, second-hop residual, encode; to the column;
+//   (4) the column's encoded shards, unchanged, to all of the row;
+//   (5) decode all shards, this rank's too.
 // All ranks decode the bytes that the owner made in (3), so replicas are bit-identical.
 //
 // A rank sends as many bytes as in two hops: (c - 1)/c of the chunk along the row and (r - 1)/(r c)
