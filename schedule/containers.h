@@ -1,5 +1,5 @@
-// Containers that use their memory again, so that a steady state allocates nothing: RingQueue, a
-// queue, and RecycledMap, a map by hashes. Not thread-safe.
+// Containers that reuse their memory, so that a steady state allocates nothing: RingQueue, a queue,
+// and RecycledMap, a map by hashes. Not thread-safe.
 #ifndef THINWIRE_SCHEDULE_CONTAINERS_H_
 #define THINWIRE_SCHEDULE_CONTAINERS_H_
 

@@ -40,8 +40,8 @@ enum class Predict : uint8_t { kWhenFar, kAlways, kNever };
 
 // How the ranks of a dense allreduce exchange: each with all others; along the rows and then the
 // columns of a grid, with far fewer messages and one more rounding; or uncompressed within each
-// node and compressed between nodes. kAuto follows schedule/collective/partition.h, and is
-// kHierarchical where schedule/join/links.h finds faster links inside nodes.
+// node and compressed between nodes. kAuto follows schedule/collective/partition.h, or
+// schedule/join/links.h if there are several nodes.
 enum class Topology : uint8_t { kAuto = 0, kFlat = 1, kGrid = 2, kHierarchical = 3 };
 
 constexpr std::string_view Name(Topology topology) {

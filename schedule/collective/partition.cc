@@ -10,7 +10,7 @@
 namespace thinwire {
 namespace {
 
-// Where the elements of one codec lie in the bucket; neighbours are one range.
+// The ranges of one codec's elements in the bucket, with adjacent ranges merged.
 std::vector<Range> ElementsOf(uint32_t codec, std::span<const Segment> segments) {
   std::vector<Range> ranges;
   size_t at = 0;

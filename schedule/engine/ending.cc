@@ -58,7 +58,7 @@ void FailureProtocol::Beat(Deadline now) {
 
 std::chrono::duration<double> FailureProtocol::StoodStill(Deadline now) const {
   const absl::MutexLock lock(&mu_);
-  // Another thread may be awake before the one that beats.
+  // Another thread may wake up before the one that calls Beat.
   if (last_beat_.has_value() && now - *last_beat_ >= standstill_) return now - *last_beat_;
   if (woke_.has_value() && now - *woke_ < timeout_) return stood_;
   return {};

@@ -44,8 +44,8 @@ namespace thinwire {
 class Engine {
  public:
   // Takes over a connected transport (an empty one in a world of one). Starts options->lanes + 2
-  // threads (3 where exchanges complete by events), and none in a world of one. Small tensors that
-  // go at once add one thread if their callers do not wait, and on a device a second one; predicted
+  // threads (3 if exchanges complete by events), and none in a world of one. Small tensors that go
+  // at once add one thread if their callers do not wait, and on a device a second one; predicted
   // chunks may add options->predicted_lanes. With a device all tensors must be in its memory;
   // submitting never waits for the device. Unimplemented for a codec that the device has no kernels
   // for. If this fails, the rank tells all others why, and their engines fail for the same reason.
@@ -83,7 +83,7 @@ class Engine {
   // The residuals. Use only while nothing is in flight.
   ErrorFeedback& error_feedback() { return tensors_.feedback(); }
 
-  // The codecs of Options in this world: topk is int4 where that costs fewer bytes.
+  // The codecs of Options in this world: topk becomes int4 if that costs fewer bytes.
   const std::vector<CodecPair>& codecs() const { return options_.codecs; }
 
   // True if an allreduce of a tensor of this size and dtype goes uncompressed.
@@ -104,7 +104,7 @@ class Engine {
   // `options`: settled for this world. Call StartThreads next.
   Engine(const Options& options, Transport transport, std::shared_ptr<Device> device);
 
-  // Makes the lanes and starts the threads; a world of one needs neither. Fails with the device.
+  // Makes the lanes and starts the threads; a world of one needs neither. Fails if the device does.
   absl::Status StartThreads();
   absl::Status Reserve(const Bucket& bucket);
   absl::Status Refusal(const Bucket& bucket, const absl::Status& status) const;

@@ -166,7 +166,8 @@ void Bucket::Rehearse(const Options& options, const Membership& members, const D
   const std::vector<Range> all = {{0, report_.numel}};
   const bool may_be_absent = collective_ == Collective::kAllReduce;
   for (uint32_t number = 0; number < report_.chunks; ++number) {
-    ChunkJob job = JobOf(number, 0, &kept, options);  // step 0, when a warm-up sends most
+    ChunkJob job =
+        JobOf(number, 0, &kept, options);  // of the first step, when a warm-up sends most
     job.input = {somewhere, report_.numel, static_cast<DType>(report_.dtype)};
     job.output = job.input;
     job.output.numel = output_numel_;

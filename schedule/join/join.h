@@ -31,8 +31,8 @@ struct JoinOptions {
   // name.
   Member member = {};
   uint64_t epoch = 0;
-  // Where the ranks find each other: a store; or, for ranks that are threads of this process, a
-  // common name (local_group). A group of one requires neither.
+  // The place where the ranks find each other: a store; or, for ranks that are threads of this
+  // process, a common name (local_group). A group of one requires neither.
   std::shared_ptr<Store> store;
   std::string local_group;
   std::string group;               // the group's name, so that groups can share a store

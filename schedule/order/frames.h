@@ -34,7 +34,7 @@ enum class FrameType : uint32_t {
   kPredict = 6,      // leader to all: start these chunks, in this order, once you have them
   kPing = 7,         // rank to rank: answer with a pong
   kPong = 8,         // rank to rank: the answer to a ping
-  kGroupReport = 9,  // head of a group to leader: this tensor is ready on all ranks of the group
+  kGroupReport = 9,  // group head to leader: this tensor is ready on all ranks of the group
   // 10 was a digest, which earlier releases of the protocol sent.
   kByeHeard = 11,  // rank to rank: all that your goodbye counts is done here
   kWithdraw = 12,  // leader to all: these tensors are predicted no more; their chunks will be
@@ -173,8 +173,8 @@ struct Action {
   int at_once = 0;       // kPredicted: predicted chunks that may soon be under way together
 };
 
-// Actions of a sequencer, to be done in order. Slots are used again, so that a steady state
-// allocates nothing. Not thread-safe.
+// Actions of a sequencer, to be done in order. Slots are reused, so that a steady state allocates
+// nothing. Not thread-safe.
 class Outbox {
  public:
   void Start(StartChunk start) { Add(Action::Kind::kStart).start = std::move(start); }

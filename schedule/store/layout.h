@@ -52,7 +52,7 @@ class StoreLayout {
     // has at most kSliceBytes: 64 Ki with int4 and int8, 16 Ki with fp32.
     size_t slice_elements = 0;
     size_t bigarray_bound =
-        0;  // keys with fewer elements stay whole; MXNet's variable of that name
+        0;  // keys with fewer elements stay whole; as in MXNet's variable of that name
   };
 
   explicit StoreLayout(const Options& options);
