@@ -36,8 +36,8 @@ constexpr uint64_t HashBytes(std::string_view text) {
 // Word i (8 bytes, little-endian) enters lane i % 4 by h = rotl(h ^ word, 29) * P, which is
 // one-to-one in both: buffers that differ in a single word, such as by one flipped bit, never have
 // the same digest; other differences go unnoticed with probability 2^-64. The last words are padded
-// with zeros, and the length enters at the end. The four lanes hide the multiplication's latency.
-// It is not cryptographic.
+// with zeros, and the length enters at the end. Four lanes hide the multiplication's latency. Not
+// cryptographic.
 inline uint64_t DigestBytes(std::span<const uint8_t> bytes) {
   constexpr uint64_t kPrime = 0x9e3779b185ebca87ULL;
   constexpr size_t kStride = 4 * sizeof(uint64_t);

@@ -32,8 +32,7 @@ AgreedOption Named(const char* name, Kind kind) {
 
 AgreedOption Any(const char* name, size_t value) { return {name, absl::StrCat(value), ""}; }
 
-// Checks the range of the given size; the value that ranks compare is the size settled for this
-// world.
+// Checks the range of the given size; ranks compare the size settled for this world.
 AgreedOption ChunkBytes(const Options& options, int world) {
   constexpr size_t kLeast = 4096, kMost = kMostElements * sizeof(float);
   AgreedOption option = Bounded("chunk_bytes", options.chunk_bytes, kLeast, kMost);

@@ -79,8 +79,7 @@ struct Agreed {
   Policy policy = Policy::kWfbp;
   int lanes = 4;                         // announced chunks in flight
   size_t chunk_bytes = size_t{4} << 20;  // of fp32 input; rounded down to whole blocks
-  // With n ranks, a tensor whose raw bytes times (n - 1) are at most this goes raw, in one
-  // exchange.
+  // A tensor whose raw bytes times (ranks - 1) are at most this goes raw, in one exchange.
   size_t min_bytes = size_t{64} << 10;
   // Sends a CRC32C with every block; a block that arrives damaged fails the group.
   bool checksum = false;
@@ -96,8 +95,8 @@ struct Agreed {
 struct Own {
   std::chrono::milliseconds timeout{30000};  // of one collective, from its submission
   Predict predict = Predict::kWhenFar;
-  // A collective that failed half-way can be undone (ErrorFeedback::Undo). This doubles the memory
-  // of residuals and momentum.
+  // A failed collective can be undone (ErrorFeedback::Undo); doubles residuals' and momentum's
+  // memory.
   bool recoverable = false;
   std::string trace_path;   // Chrome JSON written at close; empty means no trace
   std::string flight_path;  // the last events, written with the first failure; empty means nowhere
@@ -132,8 +131,7 @@ struct AgreedOption {
   std::string range;
 };
 
-// Every field of Agreed, and one_hop_bytes, as settled for `world` ranks. The handshake and
-// CheckOptions use this list.
+// Every field of Agreed, and one_hop_bytes, for `world` ranks. Used by handshake and CheckOptions.
 std::vector<AgreedOption> ListAgreed(const Options& options, int world);
 
 // InvalidArgument if a value is out of range.

@@ -60,8 +60,8 @@ struct Submission {
   TensorView input;
   TensorView output;  // may be the input, in an allreduce
   // Indices of the segments that this rank has no gradient for; their elements must be zeros, and
-  // count as zeros. Their residuals are kept for later: sent now, they would be lost if no rank
-  // uses the mean.
+  // count as zeros. Their residuals are kept: sent now, they would be lost if no rank uses the
+  // mean.
   std::span<const uint32_t> absent = {};
   // The caller is about to wait for this call: a small tensor is then exchanged on its thread.
   bool caller_waits = false;
@@ -75,8 +75,7 @@ struct Submission {
   float divisor = 0.0f;
 };
 
-// A bucket and a use of it in one struct; the engine registers the bucket under its key if it is
-// new.
+// A bucket and a use of it in one; the engine registers the bucket under its key if it is new.
 struct CollectiveRequest {
   TensorView input;
   TensorView output;

@@ -148,8 +148,7 @@ Operands::Operands(const ChunkJob& job, Workspace& space)
   FindAbsent();
 }
 
-// The second hop's residual belongs to the mean, and a dense velocity to all ranks: neither is set
-// aside.
+// The second hop's residual is the mean's, and a dense velocity all ranks': neither is set aside.
 void Operands::FindAbsent() {
   if (job_.absent.empty()) return;
   const Chunk& chunk = *job_.chunk;
@@ -167,8 +166,7 @@ void Operands::FindAbsent() {
   if (velocity != nullptr && !adds_momentum()) add(velocity);
 }
 
-// Uses only sums, which every backend has: -1 * kept + aside is 0, and 1 * kept + aside restores
-// it.
+// Uses only sums, which every backend has: -1 * kept + aside is 0; 1 * kept + aside restores it.
 void Operands::SetAbsentAside() {
   const Backend& backend = space_.backend;
   is_aside_ = true;

@@ -2,9 +2,8 @@
 // a hierarchical one over nodes, topk's exchange of entries, a raw exchange, a one-hop exchange, a
 // copy in a world of one, a reduce-scatter, an all-gather, an all-to-all.
 //
-// An algorithm defines how a chunk is cut into shards and which residual each element has on a
-// rank, and runs the chunk hop by hop. It knows neither threads nor transports: its caller carries
-// out the hops.
+// An algorithm defines a chunk's shards and which residual each element has on a rank, and runs the
+// chunk hop by hop. It knows neither threads nor transports: its caller carries out the hops.
 #ifndef THINWIRE_SCHEDULE_COLLECTIVE_ALGORITHM_H_
 #define THINWIRE_SCHEDULE_COLLECTIVE_ALGORITHM_H_
 
@@ -100,8 +99,7 @@ struct Chunk {
 
   int world() const { return static_cast<int>(bounds.size()) - 1; }
   size_t numel() const { return elements.end - elements.begin; }
-  // The owner of shard `number` is the rank of that number, or in a grid the rank that Grid::shard
-  // gives it to.
+  // Shard `number`. Its owner is the rank of that number; in a grid see Grid::shard.
   Range shard(int number) const { return {bounds[number], bounds[number + 1]}; }
 };
 
@@ -167,11 +165,9 @@ class ChunkRun {
   // Resets the workspace.
   ChunkRun(const ChunkJob& job, Workspace& space);
 
-  // Runs phase 0, 1, and so on. A phase that a hop follows ends with Exchange; the first one that
-  // does not is the last.
+  // Runs phase 0, 1, and so on. A phase that a hop follows calls Exchange; the last one does not.
   virtual absl::Status Work(int phase) = 0;
-  // The ranges of job.residual and job.momentum.velocity that the run changes. The undo log saves
-  // them before phase 0.
+  // The ranges of residual and velocity that the run changes, saved for undo before phase 0.
   virtual std::span<const Range> Kept() const { return {&job_.chunk->elements, 1}; }
 
   // The next hop: send[r] goes to rank r, and recv[r] comes from it. `next`: the blocks that the
@@ -211,7 +207,7 @@ std::vector<Range> Overlap(std::span<const Range> ranges, Range within, Range wi
 // reduces m_own = beta * m + g, with m the last decoded result, equal on all ranks; the decoded
 // mean is the new m, which the optimizer applies. Tang et al., "1-bit Adam", arXiv 2102.02888,
 // section 4, algorithm 1. Nesterov momentum as in torch.optim.SGD. If the new m is not finite,
-// because a rank's gradient was not, the last m stays. All ranks decode the same m, so all decide
+// because a rank's gradient was not, the last m stays; all ranks decode the same m, so they decide
 // alike.
 //
 // Absent parameters, without a gradient on this rank in this step, count as zeros, and their
@@ -286,8 +282,7 @@ std::vector<size_t> OwnNothing(Range chunk, int world, size_t block);
 Range NoSecondHop(const Chunk& chunk, int rank);
 std::vector<PhaseCost> CostsOfOneHop(const Chunk& chunk, const CodecPair& codec);
 
-// The values and functions that make up an algorithm. There is one object of each kind, never
-// destroyed.
+// The values and functions of an algorithm. There is one object of each kind, never destroyed.
 struct Algorithm {
   std::string_view name;
   int hops = 0;
@@ -299,8 +294,7 @@ struct Algorithm {
   // The n + 1 bounds of a chunk's shards: rank r owns [bounds[r], bounds[r + 1]), or in a grid the
   // shard of Grid::shard. Bounds are multiples of `block`, relative to the chunk's begin.
   std::vector<size_t> (*shard_bounds)(Range chunk, int world, size_t block) = OwnNothing;
-  // The elements whose residual on `rank` belongs to the second hop; all others belong to the first
-  // hop.
+  // The elements whose residual on `rank` belongs to the second hop; the others' to the first.
   Range (*second_hop)(const Chunk& chunk, int rank) = NoSecondHop;
   // The costs of the phases of an fp32 chunk: `hops` phases with a hop, and the last one.
   std::vector<PhaseCost> (*costs)(const Chunk& chunk, const CodecPair& codec) = CostsOfOneHop;

@@ -77,8 +77,7 @@ bool HaveOneCodec(std::span<const Segment> segments) {
   });
 }
 
-// With p3 a tensor outside the order of chunks delays more urgent chunks by its bytes, so less may
-// go there.
+// With p3 less may go outside the order of chunks, where it delays more urgent chunks.
 size_t MostBytes(const Options& options) {
   return options.policy == Policy::kP3 ? options.min_bytes : options.one_hop_bytes;
 }

@@ -1,6 +1,5 @@
 // Partition: how a bucket is cut into chunks, and a chunk into shards. A pure function of the
-// bucket, the world and the options, so all ranks agree without messages; comparing its hash checks
-// that they do.
+// bucket, the world and the options, so all ranks agree without messages; ranks compare its hash.
 #ifndef THINWIRE_SCHEDULE_COLLECTIVE_PARTITION_H_
 #define THINWIRE_SCHEDULE_COLLECTIVE_PARTITION_H_
 
@@ -17,8 +16,7 @@
 
 namespace thinwire {
 
-// Chunk offsets within the elements of their codec are multiples of this, whatever the codec's
-// block.
+// Chunk offsets within their codec's elements are multiples of this, whatever the codec's block.
 inline constexpr size_t kChunkAlignment = 256;
 
 struct Partition {
@@ -55,8 +53,7 @@ DirectExchange DirectExchangeOf(std::span<const Segment> segments, DType dtype, 
 // nodes; 0 for a hop inside nodes. At least one share; their sum is 1.
 std::vector<double> HopShares(int world, const Options& options);
 
-// One chunk of all elements in the bucket's order, for algorithms that cut nothing, such as Raw and
-// Local.
+// One chunk of all elements in the bucket's order, for algorithms that cut nothing, such as Raw.
 Partition MakeWhole(const Algorithm& algorithm, std::span<const Segment> segments, int world);
 
 // A reduce-scatter: each chunk holds the same slice of every rank's part. The segments must have
@@ -104,13 +101,11 @@ bool HasNodes(int world, const Options& options);
 // from kGridFrom ranks on, unless the grid is so long that it saves less than half of the messages.
 bool GoesByGrid(int world, const Options& options);
 
-// True if they go by nodes, uncompressed inside each node: options.topology is kHierarchical, and
-// there are nodes.
+// True if they go by nodes, uncompressed inside: topology is kHierarchical, and there are nodes.
 bool GoesByNodes(int world, const Options& options);
 
-// The grid in both cases; one row if the world goes flat. With kGrid the nodes, if there are any,
-// are the rows: a rank then sends the fewest bytes between nodes, and encoded bytes inside them,
-// too.
+// The grid in both cases; one row if the world goes flat. With kGrid, nodes (if any) are the rows:
+// a rank then sends the fewest bytes between nodes, and encoded bytes inside, too.
 Grid GridFor(int world, const Options& options);
 // The grid that the chunk's partition was made for.
 Grid GridOf(const Chunk& chunk);

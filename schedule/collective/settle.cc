@@ -44,8 +44,7 @@ double MessageBytes(const CodecPair& codec, size_t chunk_bytes, int world, const
   const size_t numel = chunk_bytes / sizeof(float);
   const auto both =
       static_cast<double>(EncodedBytes(codec.up, numel) + EncodedBytes(codec.down, numel));
-  // Flat and by grid, a rank sends (n - 1)/n of a chunk in the first hop, and as much in the
-  // second.
+  // Flat and by grid, a rank sends (n - 1)/n of a chunk in each direction.
   const double sent = both * (world - 1) / world;
   const int messages = GoesByGrid(world, options) ? GridOf(world).messages() : world - 1;
   return sent / (2 * messages);

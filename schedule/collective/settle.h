@@ -56,8 +56,7 @@ struct LinkBytes {
 LinkBytes FlatBytes(const Grid& nodes, const CodecPair& codec);
 LinkBytes HierarchicalBytes(const Grid& nodes, const CodecPair& codec);
 
-// True if every dense codec is faster by nodes by at least the factor kWorthIt; false if there is
-// no dense codec.
+// True if by nodes every dense codec is kWorthIt times faster; false if there is no dense codec.
 bool HierarchyPays(const Grid& nodes, std::span<const CodecPair> codecs, const LinkRates& rates);
 
 // A smaller gain could be a measurement error, and the bits of results would then change from one
@@ -80,8 +79,7 @@ size_t ChunkBytesOf(const Options& options, int world);
 // For chunks that others must overtake, since a chunk under way can't be overtaken: decision 2.
 inline constexpr size_t kOvertakenChunk = size_t{1} << 20;
 // An eighth of it (the part of each of 8 ranks) is 256 tiles of a kernel (kernels/tile.h), which
-// fill a GPU, so launches cost little in comparison. Not used under p3, where chunks overtake
-// others.
+// fill a GPU, so launches cost little in comparison. Not used under p3.
 inline constexpr size_t kGpuChunk = size_t{32} << 20;
 inline constexpr int kSmallWorld = 4;
 // A grid has so few messages that larger ones, which cost less, do not require large chunks.

@@ -12,8 +12,7 @@
 // along the column are (n - 1)/n of it, in each direction; but in 2 (r + c - 2) messages in place
 // of 2 (n - 1). (1) and (2) encode different elements, and both losses are in units of the gradient
 // and enter the same sum in the next step. So an element has one residual on a rank, of the second
-// hop in the rank's own shard and of the first hop elsewhere, and error feedback need not know
-// about grids.
+// hop in the rank's own shard and of the first hop elsewhere, and error feedback ignores grids.
 //
 // In a hierarchy a row is a node, whose links are faster than those between nodes. There (1) sends
 // uncompressed elements, so only (2) and (3) round, like two hops between the nodes. A rank sends
@@ -156,8 +155,8 @@ class TwoLevelRun final : public ChunkRun {
     operands_.Store();
   }
 
-  // The hop after a phase. The blocks that the hop after it receives have their own memory, so they
-  // may come early.
+  // The hop after a phase. The blocks of the hop after it may come early: they have their own
+  // memory.
   void Next(int phase, Stage made_in, Stage stage) {
     const Blocks& blocks = blocks_[phase];
     const bool last = phase + 1 == kHops;
@@ -294,8 +293,7 @@ Range OwnShard(const Chunk& chunk, int rank) {
   return chunk.shard(grid.shard(grid.row(rank), grid.column(rank)));
 }
 
-// The other columns' parts of a chunk go along a row, and the other rows' shards of a part along a
-// column.
+// Along a row go the other columns' parts of a chunk; along a column a part's other shards.
 template <Rows kRows>
 std::vector<PhaseCost> CostsBy(const Chunk& chunk, const CodecPair& codec) {
   using To = PhaseCost::To;

@@ -14,8 +14,8 @@ namespace {
 // for a reason to arrive after a closed socket
 constexpr std::chrono::milliseconds kBetterReason(250);
 // A stopped peer never echoes, and never reads what is sent to it. Peers that the roll call finds
-// silent are not waited for; waiting for another stopped peer must not add much to the timeout that
-// it has already cost.
+// silent are not waited for; waiting for another must not add much to the timeout that it has cost
+// already.
 constexpr std::chrono::milliseconds kEchoes(250);     // at most, and a 20th of the timeout
 constexpr std::chrono::milliseconds kLastWords(200);  // at most, and a 50th of the timeout
 
@@ -213,8 +213,7 @@ void Farewell::OnFinished() {
   TellFinished(peers);
 }
 
-// Takes the peers that have said goodbye and must now be told that this rank needs nothing from
-// them.
+// Takes the peers that have said goodbye and to which kByeHeard is now due.
 std::vector<int> Farewell::TakeFinishedFor() {
   std::vector<int> peers;
   for (int rank = 0; rank < members_.size; ++rank) {

@@ -36,14 +36,12 @@ absl::Status OfTensor(int rank, const std::string& tensor, const absl::Status& s
 // The first reason wins. It is sent to every rank directly, and every rank sends it on to all
 // others: to a rank, the reason that a peer sends is that peer's echo. A caller that gets an error
 // may end its process at once, and what that process has not sent, or its peers have not read, is
-// then lost. So callers get the failure last: when every peer has echoed it or can no longer
-// answer.
+// then lost. So callers get the failure last: when every peer has echoed it or can't answer.
 //
 // A process that was stopped (by SIGSTOP, a debugger or a frozen container) finds on waking that
-// its peers have closed their connections, and would report them as lost. So the protocol checks
-// the time between two calls of Beat. If that was at least a quarter of the timeout, and at least
-// half a second, failures within one timeout after the pause name the pause as their reason.
-// Thread-safe.
+// its peers have closed their connections, and would report them as lost. So if Beat was not called
+// for a quarter of the timeout, and at least half a second, failures until one timeout later name
+// that pause as their reason. Thread-safe.
 class FailureProtocol {
  public:
   enum class Tell { kEveryone, kNobody };
@@ -135,8 +133,7 @@ class Farewell {
   // A peer has answered a ping, so it may still be at work.
   void OnPong(int from);
   // The control plane has failed: no more frames arrive. After this rank's goodbye that is no
-  // failure, since a peer that has received all goodbyes leaves, maybe before this rank has
-  // received them.
+  // failure, since a peer that has all goodbyes leaves, maybe before this rank has them.
   void OnControlLost(const absl::Status& reason);
 
   // Tells the peers that this rank closes, and waits until no peer needs this rank, none of those

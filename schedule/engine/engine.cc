@@ -36,8 +36,7 @@ DataTraits TraitsOf(const Transport& transport) {
   return transport.empty() ? DataTraits() : transport.data->traits();
 }
 
-// A data plane of device memory can move neither tensors of the host nor checksums, which are
-// computed on the CPU.
+// A data plane of device memory supports neither host tensors nor checksums (made by the CPU).
 absl::Status CheckMemory(const Options& options, const Transport& transport, const Device* device) {
   if (transport.empty() || transport.data->traits().memory == Memory::kHost) {
     return absl::OkStatus();
@@ -407,8 +406,7 @@ void Engine::Retire(Use& use, Use::Left left) {
   farewell_.OnFinished();
 }
 
-// The watchdog's loop: passes the time to the sequencer until the group fails, and then carries the
-// failure through.
+// The watchdog: passes the time to the sequencer until the group fails, then ends everything.
 void Engine::KeepTime() {
   do {
     failure_.Beat(Clock::now());

@@ -1,8 +1,6 @@
-// Engine: the collectives of one process group. There are no globals; a process may have any number
-// of engines.
+// Engine: the collectives of one process group. No globals; a process may have any number of them.
 //
-// It connects its parts. Each part has one duty, and at most one lock; the engine's own lock guards
-// the sequencer:
+// Its parts have one duty and at most one lock each; the engine's own lock guards the sequencer:
 //
 //   Tensors          registered buckets, their residuals, and their uses in flight
 //   Sequencer        reports in, order out: pure logic, of which the engine is the host
@@ -12,8 +10,7 @@
 //   Records          statistics, events, trace
 //
 // Submit takes a bucket in, on the caller's thread; Retire ends its use, on the thread that
-// finished it. One thread of the engine reads control frames, and another, the watchdog, keeps the
-// time.
+// finished it. One thread of the engine reads control frames; another is the watchdog.
 #ifndef THINWIRE_SCHEDULE_ENGINE_ENGINE_H_
 #define THINWIRE_SCHEDULE_ENGINE_ENGINE_H_
 
@@ -76,8 +73,7 @@ class Engine {
 
   Stats stats() const;
 
-  // Human-readable: which ranks wait for which, and the last events. Call at any time, from any
-  // thread.
+  // Human-readable: which ranks wait for which, and the last events. At any time, from any thread.
   std::string Describe() const;
 
   // The residuals. Use only while nothing is in flight.
@@ -94,8 +90,7 @@ class Engine {
   void SetStep(uint64_t step) { tensors_.SetStep(step); }
 
   // Call when all of a training step has been submitted, and the next step will submit the same
-  // tensors. If ranks are far apart, their order is then predicted. Only rank 0's call has an
-  // effect.
+  // tensors. If ranks are far apart, their order is then predicted. Only rank 0's call counts.
   void EndStep();
   // Call in place of EndStep if the next step may submit other tensors.
   void ForgetStep();

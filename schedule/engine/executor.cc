@@ -31,8 +31,7 @@ Lane::Lane(const Lane& beside, int row)
       stream_(beside.stream_),
       of_stream_(beside.of_stream_) {}
 
-// The stream waits until the tensor is ready, and for earlier users of its memory (its fence knows
-// them) and of the workspace.
+// The stream waits for the tensor, and for earlier users of its memory (fence) and the workspace.
 bool Lane::Begin() {
   Use& use = UseOf(start);
   if (!use.BeginChunk()) return false;
@@ -438,8 +437,7 @@ Lane& Executor::FreeDirectLane() {
   return lane;
 }
 
-// Takes the tensor's lane to finish it; null if another thread took it, or its exchange has not
-// begun.
+// Takes the tensor's lane to finish it; null if it is taken, or its exchange has not begun.
 Lane* Executor::TakePosted(uint64_t id) {
   Lane** const found = direct_.Find(id);
   if (found == nullptr || *found == nullptr) return nullptr;

@@ -23,8 +23,8 @@
 
 namespace thinwire {
 
-// The chunk is done, or has failed. Called once for every chunk that began (Use::BeginChunk), on
-// the thread that ran it.
+// The chunk is done, or has failed. Called once for every chunk that began, on the thread that ran
+// it.
 using ChunkListener = std::function<void(const StartChunk& start, absl::Status status)>;
 
 // A hop of a predicted chunk has ended, and has not failed. Called on the thread that runs the

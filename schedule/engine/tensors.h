@@ -43,8 +43,7 @@ class Executor;
 // Immutable once shared.
 class Bucket {
  public:
-  // The request must have passed CheckBucket. With Matching::kByOrder small tensors go in order as
-  // well.
+  // The request must have passed CheckBucket. With Matching::kByOrder small tensors go in order.
   Bucket(const BucketRequest& request, const Membership& members, Matching matching,
          const Options& options);
 
@@ -102,8 +101,8 @@ class Use;
 using UsePtr = std::shared_ptr<Use>;
 
 // One use of a bucket, from its submission until its memory belongs to the caller again. The caller
-// waits for it. Dropping it does not cancel the collective. A named bucket reuses the object once
-// nobody else holds it.
+// waits for it. Dropping it does not cancel the collective. A named bucket reuses it once nobody
+// else holds it.
 class Use final : public std::enable_shared_from_this<Use> {
  public:
   // Set before any other thread sees the use.
@@ -227,8 +226,7 @@ class Tensors {
   const Matching matching_;
   const std::shared_ptr<Device> device_;  // null: the host
   const size_t fence_slots_;
-  // Used by one caller at a time (feedback_is_free_) without holding mu_, since it may wait for a
-  // device.
+  // Used by one caller at a time (feedback_is_free_), without mu_, since it may wait for a device.
   ErrorFeedback feedback_;
   mutable absl::Mutex mu_;
   bool feedback_is_free_ ABSL_GUARDED_BY(mu_) = true;

@@ -56,8 +56,7 @@ class Workspaces {
   Device* device() const { return device_; }
   std::chrono::milliseconds patience() const { return patience_; }
   // The plane for blocks in the stream's memory: the group's own, if it is a StreamPlane, or a
-  // staged one, over the group's plane of host memory by way of pinned memory. Fails if the device
-  // does.
+  // staged one over the group's, by way of pinned memory. Fails if the device does.
   absl::StatusOr<std::unique_ptr<DataPlane>> PlaneOn(DeviceStream& stream);
 
   // On a device: allocates memory for `user`, which takes one workspace of this size at a time;

@@ -1,5 +1,4 @@
-// Handshake: before any connection, all ranks compare what they must agree on, and learn the
-// members of the group.
+// Handshake: before connecting, all ranks compare what they must agree on, and learn the members.
 #ifndef THINWIRE_SCHEDULE_JOIN_HANDSHAKE_H_
 #define THINWIRE_SCHEDULE_JOIN_HANDSHAKE_H_
 
@@ -78,8 +77,7 @@ absl::StatusOr<Roster> Handshake(Store& store, const std::string& prefix, int ra
                                  const Options& options, Deadline deadline,
                                  const Member& member = {}, uint64_t epoch = 0);
 
-// For a rank that fails before its handshake: its peers' handshakes fail with the reason. Returns
-// the reason.
+// For a rank that fails before its handshake: its peers' handshakes fail with `why`. Returns it.
 absl::Status FailHandshake(Store& store, const std::string& prefix, int rank, absl::Status why);
 
 }  // namespace thinwire

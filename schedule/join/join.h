@@ -27,8 +27,7 @@ struct JoinOptions {
   int size = 1;
   Options options;
   // The role of this rank. When members change, they form a new group in a fresh store, under the
-  // same name or another; ranks compare the epoch, so a rank that missed the change is refused by
-  // name.
+  // same name or another; ranks compare the epoch, so the error names a rank that missed it.
   Member member = {};
   uint64_t epoch = 0;
   // The place where the ranks find each other: a store; or, for ranks that are threads of this
@@ -62,8 +61,7 @@ struct Joined {
 // interface that is not there; FailedPrecondition names the first rank that is set up differently,
 // and in what;
 // DeadlineExceeded names the ranks that did not come or stopped on the way;
-// Unavailable names a rank that is gone; Unimplemented the first rank that lacks what the transport
-// requires.
+// Unavailable names a rank that is gone; Unimplemented the first that the transport can't run on.
 absl::StatusOr<Joined> Join(const JoinOptions& in);
 
 // For a rank that fails before it can join: ranks that are in Join, or call it later, get the

@@ -166,7 +166,7 @@ class Probe {
   }
 
  private:
-  // All ranks send at the same time, first to the next rank of their row, then to the next of their
+  // All ranks send at the same time, first to the next in their row, then to the next in the
   // column.
   absl::StatusOr<Times> Slowest(size_t bytes, int repetitions) {
     const int row = nodes_.row(plane_.rank()), column = nodes_.column(plane_.rank());

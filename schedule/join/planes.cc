@@ -83,8 +83,7 @@ bool MaySharePerSetting() {
 // (decision 2). Inside one node NCCL's default is better.
 constexpr int kCtasBetweenNodes = 4;
 
-// The version, the node, and the device; if GPUs may be shared, the rank is added, so that devices
-// differ.
+// The version, the node, and the device; if GPUs may be shared, with the rank, so that they differ.
 absl::StatusOr<std::string> NcclOffer(const ChoiceOptions& options,
                                       const absl::StatusOr<std::string>& version, int rank) {
   if (options.device == nullptr) {

@@ -78,8 +78,7 @@ bool UnpackFailure(const ControlFrame& frame, uint32_t bytes, ParsedFrame* parse
   return true;
 }
 
-// A goodbye of an older release carries no number: the peer then counts as having started
-// everything.
+// A goodbye of an older release has no number, which counts as all collectives.
 bool UnpackBye(const ControlFrame& frame, uint32_t count, uint64_t* started) {
   *started = std::numeric_limits<uint64_t>::max();
   if (count == 1) std::memcpy(started, frame.data() + sizeof(FrameHeader), sizeof(*started));

@@ -41,8 +41,7 @@ enum class FrameType : uint32_t {
                    // announced if the tensors come
 };
 
-// A value of Report::op in addition to those of Op: a mean with the call's own divisor, which is
-// then part of partition_hash.
+// A value of Report::op besides those of Op: a mean by the call's divisor (in partition_hash).
 inline constexpr uint8_t kDividedByCaller = 2;
 
 // Report::key of a use without a name, which ranks match by order.
@@ -115,8 +114,7 @@ struct OrderMessage {
   std::vector<Withdrawal> withdrawn;        // kWithdraw
 };
 
-// Packs the status code, the number of ranks that are known not to answer, and as much of the
-// message as fits.
+// Packs the code, the number of ranks known not to answer, and as much of the message as fits.
 ControlFrame PackFailure(const absl::Status& reason, int silent = 0);
 ControlFrame PackBye(uint64_t started);
 ControlFrame PackSignal(FrameType type);  // kPing, kPong, kByeHeard
@@ -130,8 +128,7 @@ struct ParsedFrame {
 };
 std::optional<ParsedFrame> ParseFrame(const ControlFrame& frame);
 
-// The number of entries of the message's list that fit in one frame; the frame that begins with
-// entry `first`.
+// The entries of the message's list that fit in a frame; the frame that begins with entry `first`.
 size_t EntriesPerFrame(const OrderMessage& message);
 ControlFrame PackPart(const OrderMessage& message, size_t first);
 

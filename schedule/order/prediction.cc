@@ -20,8 +20,7 @@ constexpr double kNever = std::numeric_limits<double>::infinity();
 // time; the backlogs that are tried are in chunks. Decision 6 lists the sets that were compared.
 constexpr double kHopTimes[] = {0.75, 1.0, 1.25, 1.5, 2.0, 3.0, 4.0};
 constexpr double kBacklogs[] = {0.5, 2.0};
-// A larger window must end the step earlier by at least this part, since it costs memory, and the
-// model is not exact.
+// A larger window must end the step earlier by this part: it costs memory, and the model is rough.
 constexpr double kWorthIt = 1e-3;
 constexpr double kRounding = 1.0 + 1e-9;  // of sums of times
 

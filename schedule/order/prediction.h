@@ -41,8 +41,7 @@ struct ExpectedTensor {
 struct ExpectedLink {
   double hop_s = 0.0;              // from a hop's last byte to the next hop's first
   std::vector<double> hop_shares;  // of a chunk's time on the link, by hop; at least one, sum 1
-  // A step's chunks take this many times length_s, which is computed from the highest short-term
-  // rate.
+  // A step's chunks take this many times length_s, which assumes the highest short-term rate.
   double slowdown = 1.0;
 };
 
@@ -92,8 +91,7 @@ class Prediction {
   void OnSubmitted(const Report& report, double now);
   // All ranks have the tensor. Further calls have no effect.
   void OnReady(uint64_t id, double now);
-  // The tensor is done on rank 0, so all ranks have it, even if the last rank's report is still on
-  // its way.
+  // The tensor is done on rank 0, so all ranks have it, even if a report is still on its way.
   void OnDone(uint64_t id, double now);
   // Callers may wait for a tensor before they submit another: from now on a tensor that was done
   // before another was ready stays ahead of it.

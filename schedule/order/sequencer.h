@@ -35,8 +35,7 @@
 
 namespace thinwire {
 
-// A tensor's place in the order. Both counts come from one counter, so no two tensors share a
-// value.
+// A tensor's place in the order. Both counts are of one counter, so no two tensors share a value.
 struct Place {
   uint64_t submitted = 0;  // when the first rank reported it
   uint64_t complete = 0;   // when all ranks had reported it
@@ -50,12 +49,10 @@ constexpr bool GoesBefore(Policy policy, const Place& a, const Place& b) {
   return a.complete < b.complete;
 }
 
-// Leader: rank 0's record of which rank has which tensor ready, and the order that it derives from
-// it.
+// Leader: rank 0's record of which rank has which tensor ready, and the order that follows from it.
 //
-// Collectives deadlock if each rank chooses among what is ready locally. So the leader takes the
-// first chunk by policy among those that *all* ranks have reported, and all ranks start chunks in
-// that order.
+// Collectives deadlock if each rank chooses among what is ready locally. So the leader orders the
+// chunks that *all* ranks have reported, by policy, and all ranks start them in that order.
 class Leader {
  public:
   // At most `window_bytes` of fp32 input are announced and unfinished (but at least one chunk).
@@ -79,8 +76,8 @@ class Leader {
   // The same for all predicted tensors that rank 0 has not reported: its step is over.
   void WithdrawAll(std::vector<Withdrawal>* withdrawn);
   // The same for all predicted tensors that all ranks have; their chunks are then announced. Chunks
-  // that rank 0 has already started, according to `book`, are appended to `order` at once: they
-  // need no room in the window.
+  // that rank 0 has started, by `book`, are appended to `order` at once: they need no room in the
+  // window.
   void WithdrawReady(TensorBook& book, std::vector<Withdrawal>* withdrawn,
                      std::vector<Announcement>* order);
   // True if all ranks have reported it.
@@ -95,8 +92,7 @@ class Leader {
   void OnSubmitted(const Report& report);
   // True if OnSubmitted was called for the tensor.
   bool WasSubmitted(const Report& report) const;
-  // A chunk is finished on rank 0, which frees its part of the window if it started as an announced
-  // one.
+  // A chunk is finished on rank 0, which frees its part of the window if it was announced.
   void OnChunkDone(uint64_t id, bool predicted);
   // A direct tensor is finished: forgets it.
   void Forget(uint64_t id) { tensors_.Erase(id); }
@@ -110,9 +106,8 @@ class Leader {
   };
   const std::vector<Overdue>& overdue() const { return overdue_; }
 
-  // Explains why the tensor passed its deadline, such as a rank that never submitted it or a
-  // predicted tensor before it, or that fell silent. `silent`: the ranks that do not answer. Always
-  // an error.
+  // Explains why the tensor passed its deadline: a rank never submitted it or a predicted tensor
+  // before it, or fell silent. `silent`: the ranks that do not answer. Always an error.
   absl::Status Diagnose(uint64_t id, const std::vector<int>& silent) const;
 
   // Human-readable: one line for each tensor that not all ranks have reported.
@@ -160,8 +155,8 @@ inline double AnswerPatience(double timeout) { return std::clamp(timeout / 20, 0
 
 // A roll call finds which peers answer, and their latency. A rank that waits for a tensor pings
 // ahead of the deadline, so that it knows at the deadline which peers are silent. Rank 0 pings each
-// peer a few times before anything else, since later an answer may wait behind chunks; the least
-// round trip counts.
+// peer a few times before anything else, since later answers may wait behind chunks; the least time
+// counts.
 class RollCall {
  public:
   // A peer that owes no answer is pinged again after `pause` seconds; it is silent once it has owed
@@ -270,8 +265,8 @@ class ControlTree {
   const std::vector<int>& children() const { return children_; }
 
   // On a head: a rank of its group, which may be itself, reports a tensor. Call once per rank and
-  // tensor. True if all of the group have now reported it; it is then forgotten. FailedPrecondition
-  // as in CheckAgreement.
+  // tensor. True if all of the group have now reported it; it is then forgotten. Fails like
+  // CheckAgreement.
   absl::StatusOr<bool> SumUp(int rank, const Report& report);
 
  private:

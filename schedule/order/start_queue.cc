@@ -24,8 +24,7 @@ StartQueue::StartQueue(int rank, const Options& options, Matching matching,
 }
 
 void StartQueue::Append(const std::vector<Announcement>& announcements) {
-  // With one lane the next chunk starts only when this one is done, so this one's hops can't follow
-  // the next one's first hop.
+  // With one lane the next chunk starts only when this one is done, so no hop can wait for it.
   const bool alone = lanes_ == 1;
   for (const Announcement& a : announcements) {
     if (HasStarted(a)) continue;
@@ -168,8 +167,7 @@ StartQueue::Held* StartQueue::NextPredicted() {
   return nullptr;
 }
 
-// A predicted tensor starts before rank 0 has compared the ranks' reports, so this compares the
-// partition's hash.
+// A predicted tensor starts before rank 0 has compared reports, so this compares partition hashes.
 bool StartQueue::AsPredicted(const Report& report, uint64_t partition_hash) {
   if (partition_hash == 0) return true;
   if (report.partition_hash == partition_hash && report.direct == 0) return true;

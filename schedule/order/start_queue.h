@@ -12,8 +12,7 @@
 // to be as large as what the link carries during all hops' latencies; a step's first chunks would
 // fill it at once, and their later hops would then go ahead of urgent chunks. All ranks agree on
 // the order of chunks but not on when each is ready, so a window alone could hold back a chunk that
-// a peer waits for. Therefore the oldest unfinished chunk starts in any case, and it finishes on
-// all ranks in the end.
+// a peer waits for. So the oldest unfinished chunk starts in any case, and finishes on all ranks.
 //
 // A chunk that overtakes one that this rank has not submitted yet may fill only half of the window.
 // With all of it, chunks that are ready but not urgent would fill the window during a backward pass
@@ -45,8 +44,7 @@
 
 namespace thinwire {
 
-// A tensor that a rank has submitted and not finished. Small, since the simulator has one for each
-// of thousands of ranks.
+// A tensor that a rank has submitted and not finished. Small: the simulator has thousands of ranks.
 struct OwnTensor {
   std::shared_ptr<const Report> report;  // null: there is no such tensor
   uint32_t started = 0;                  // chunks

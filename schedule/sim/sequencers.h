@@ -47,8 +47,7 @@ class Sequencers {
     std::vector<StartChunk> starts;
   };
 
-  // A message on its way: to one rank, or an order of chunks to several ranks that receive it at
-  // the same time.
+  // A message on its way: to one rank, or an order of chunks to several that receive it at once.
   struct Sent {
     int from = 0;
     std::vector<int> to;

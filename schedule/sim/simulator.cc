@@ -67,8 +67,7 @@ class Simulation {
     return seconds * slow * (1.0 + 2.0 * s_.jitter * uniform_(random_));
   }
 
-  // Calls `then` after `seconds`, plus the time that codecs and sending take from computing
-  // meanwhile.
+  // Calls `then` after `seconds` plus the time that codecs and sending take meanwhile.
   void Compute(double seconds, Events::Action then) {
     if (s_.contention == 0.0) return events_.After(seconds, std::move(then));
     processor_.Computing(+1);

@@ -33,8 +33,7 @@ struct Setting {
   Order order = Order::kAnnounced;
 
   double bytes_per_s = 0;  // of each rank's link, in each direction
-  // The same for the separate links inside nodes of engine.local_size ranks; 0: there are no such
-  // nodes.
+  // The same for separate links inside nodes of engine.local_size ranks; 0: no such nodes.
   double inside_bytes_per_s = 0;
   double latency_s = 0;    // one way
   int hop_latencies = 1;   // per exchange; 2 if the receiver must first say that it is ready

@@ -100,7 +100,7 @@ class Ledger {
 
   // AlreadyExists for a push that arrived before: it is not counted again. Internal if its
   // predecessor is missing. FailedPrecondition, in ssp and with a quorum, for two pushes without a
-  // pull between them.
+  // pull between.
   absl::Status OnPush(int worker, uint64_t number);
   // A pull that follows the worker's push number `after` (0: none).
   void OnPull(int worker, uint64_t after, uint64_t request);
@@ -109,8 +109,7 @@ class Ledger {
   // meanwhile.
   void Pause(int worker);
   // Such a call returns to these workers. Their gradients run again, except those that can no
-  // longer be applied in time together with the running ones: their workers must pull before they
-  // push.
+  // longer be applied in time with the running ones: their workers must pull before a push.
   void Resume(std::span<const int> workers);
   // The worker computes nothing until its next pull: it has no running gradient.
   void Idle(int worker);
@@ -166,8 +165,7 @@ class Ledger {
   // True if all deadlines (in any order) can be met from `version` on.
   static bool AreFeasible(uint64_t version, std::vector<uint64_t> deadlines);
   bool IsHeld(const Worker& worker) const { return worker.here && worker.arrived > worker.applied; }
-  // Quorum. IsIn: its last push belongs to the current round. Computes: the round may still get
-  // one.
+  // Quorum. IsIn: its last push is of the current round. Computes: the round may still get one.
   bool IsIn(const Worker& worker) const { return IsHeld(worker) && worker.arrived > worker.late; }
   bool Computes(const Worker& worker) const {
     return worker.here && worker.running && !worker.paused && !worker.leaves && !IsIn(worker);

@@ -1,5 +1,5 @@
-// OptimizerSpec: the rule by which a server applies an update, given by name and numbers. No code
-// is sent over the network.
+// OptimizerSpec: the rule by which a server applies an update, by name and numbers. No code is
+// sent.
 //
 //   sum      x = g. What a pull returns is the sum of a step's pushes (MXNet without an optimizer).
 //            In sync only.
@@ -38,8 +38,7 @@ struct OptimizerSpec {
   // range, or a missing lr.
   static absl::StatusOr<OptimizerSpec> Parse(std::string_view text);
 
-  // Number of extra arrays, each as long as the values: momentum; first and second moments;
-  // squares.
+  // Number of extra arrays as long as the values: momentum; first and second moments; squares.
   size_t slots() const;
 
   // Applies update number `step` (from 1) to x. Slots are zeros before the first update. All spans

@@ -6,8 +6,7 @@
 // for rows. Rows of different pushes have no common version, so they have neither a residual nor a
 // stream of differences: RowCodec says how they are encoded.
 //
-// Bodies of their messages, little-endian; rows are numbered within their slice, ascending and
-// without duplicates:
+// Bodies of their messages, little-endian; row numbers within their slice ascend, each once:
 //
 //   kPush      number of rows (8 bytes), the rows (4 bytes each), zeros to a multiple of 16, and
 //              their values, encoded as one shard

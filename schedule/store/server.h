@@ -129,8 +129,7 @@ class StoreServer {
   void OnLost(int worker, const absl::Status& reason, Deadline now);
   // Fails the store if something has waited longer than the timeout. Call a few times a second.
   void OnClock(Deadline now);
-  // The rounds whose grace is over, as inputs that the host must record and pass to Apply at once.
-  // Returns each only once.
+  // The rounds whose grace is over (each once), as inputs to record and pass to Apply at once.
   std::vector<StoreRecord> EndedGraces(Deadline now);
   // The end of the next grace.
   Deadline next_grace() const { return graces_.empty() ? Deadline::max() : graces_.front().end; }
@@ -222,8 +221,7 @@ class StoreServer {
   // Sends the reason to this worker only, and treats it as lost.
   void Refuse(int worker, const absl::Status& reason, Deadline now);
   uint64_t LastCall(uint32_t what) const;
-  // Checks a joined worker's call that the others have already completed; an error says why it
-  // can't join.
+  // Checks a joined worker's call that the others have completed; an error says why it can't join.
   absl::Status CheckJoiner(Together what, uint64_t number, std::string_view body) const;
   absl::Status Handle(int worker, int priority, const StoreHead& head, std::vector<uint8_t> body,
                       Deadline now);
@@ -248,8 +246,7 @@ class StoreServer {
   void Drain(uint32_t number, Slice& slice, Deadline now);
   void EndGrace(uint32_t number, Deadline now);
   void Update(uint32_t number, Slice& slice, const std::vector<Ledger::Step::Push>& pushes);
-  // Removes the weights from an update's pushes (wires_), and sets factors_. Returns the factor for
-  // their sum.
+  // Removes the weights from an update's wires_, and sets factors_. Returns the sum's factor.
   float TakeFactors();
   // Sets sum_ to the sum of the pushes times their factors.
   void SumOf(const Slice& slice, const std::vector<Ledger::Step::Push>& pushes);

@@ -140,8 +140,7 @@ absl::Status StoreServer::OnCall(int worker, const StoreHead& head, std::vector<
         return absl::OkStatus();
       }
     }
-    // The answer was lost, so the worker repeats the call. Values or states that came again with it
-    // were already used.
+    // The answer was lost, so the call came again. Its values or states have been used already.
     if (worker == 0) puts_.clear();
     AnswerCall(worker, head.slice, head.number, last.refusal);
     return absl::OkStatus();

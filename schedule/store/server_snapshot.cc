@@ -134,8 +134,7 @@ StoreRecord StoreServer::ServerRecord() const {
   out.Number(last_has_closed_);
   out.Number(members_.size());
   for (size_t worker = 0; worker < members_.size(); ++worker) {
-    // A lost worker with held pushes is written as present here; SnapshotWaiting writes its loss
-    // after the pushes.
+    // A lost worker with held pushes counts as here; SnapshotWaiting writes its loss after them.
     const Member& member = members_[worker];
     const absl::Status lost = HasWaiting(static_cast<int>(worker)) ? absl::OkStatus() : member.lost;
     out.Number(static_cast<uint64_t>(lost.code()));
