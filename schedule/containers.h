@@ -65,7 +65,8 @@ class RecycledMap {
   Value* Find(uint64_t key) { return size_ == 0 ? nullptr : slots_[SlotOf(key)].value; }
   const Value* Find(uint64_t key) const { return const_cast<RecycledMap*>(this)->Find(key); }
 
-  // Returns the value at `key`; adds one if there is none: new, or erased, with its old content.
+  // Returns the value at `key`. If there is none, adds one: new, or erased before and with its old
+  // content.
   Value& Insert(uint64_t key) {
     if (2 * (size_ + 1) > slots_.size()) Grow();
     Slot& slot = slots_[SlotOf(key)];

@@ -95,8 +95,8 @@ struct Agreed {
 struct Own {
   std::chrono::milliseconds timeout{30000};  // of one collective, from its submission
   Predict predict = Predict::kWhenFar;
-  // A failed collective can be undone (ErrorFeedback::Undo); doubles residuals' and momentum's
-  // memory.
+  // A failed collective can be undone (ErrorFeedback::Undo). Residuals and momentum then take twice
+  // the memory.
   bool recoverable = false;
   std::string trace_path;   // Chrome JSON written at close; empty means no trace
   std::string flight_path;  // the last events, written with the first failure; empty means nowhere
@@ -114,7 +114,8 @@ struct Tuning {
   // A tensor that is larger than min_bytes still goes in one exchange, encoded, if its wire bytes
   // times (n - 1) are at most this: see schedule/collective/partition.h. Never if min_bytes is 0.
   size_t one_hop_bytes = size_t{512} << 10;
-  // one-way latency, to the farthest rank; measured at the start
+  // Predict::kWhenFar predicts if the one-way latency to the farthest rank, measured at the start,
+  // is above this.
   std::chrono::microseconds far{1000};
   // From this many ranks on, reports and announcements go through group heads; see
   // schedule/order/sequencer.h.
@@ -127,11 +128,12 @@ struct Options : Agreed, Own, Tuning {};
 struct AgreedOption {
   std::string name;   // as users know it, such as "lanes"
   std::string value;  // as text without spaces, such as "4"
-  // the allowed range, such as "1 to 64", if the value is outside it; else empty
+  // The allowed range, such as "1 to 64", if the value is outside it; else empty.
   std::string range;
 };
 
-// Every field of Agreed, and one_hop_bytes, for `world` ranks. Used by handshake and CheckOptions.
+// Every field of Agreed, and one_hop_bytes, for `world` ranks: the list for the handshake and
+// CheckOptions.
 std::vector<AgreedOption> ListAgreed(const Options& options, int world);
 
 // InvalidArgument if a value is out of range.

@@ -39,7 +39,7 @@ class Workspace {
   // Uses memory of the host. `backend` must outlive the workspace.
   Workspace(const Backend& backend, const Membership& members)
       : backend(backend), members(members) {}
-  // Hands out `memory` from its begin on, which must be aligned to a cache line.
+  // Hands out `memory` from its start on, which must be aligned to a cache line.
   Workspace(const Backend& backend, const Membership& members, MutableBytes memory)
       : backend(backend), members(members), grows_(false), memory_(memory) {}
   // Has no memory, for the given reason.
@@ -229,10 +229,10 @@ class Operands {
   float* residual() const { return residual_; }
 
   // Gathers the elements, and sets the residuals of absent parameters aside. Elements outside of
-  // `needed` (relative to the chunk's begin) may only be encoded, with what Encoding returns.
+  // `needed` (relative to the chunk's start) may only be encoded, with what Encoding returns.
   void Load(Range needed);
   void Load() { Load({0, numel_}); }
-  // For EncodeAll: `elements` (relative to the chunk's begin), with their residuals and momentum.
+  // For EncodeAll: `elements` (relative to the chunk's start), with their residuals and momentum.
   EncodeArgs Encoding(Range elements) const;
   // Writes the results to the bucket, and restores the residuals that were set aside.
   void Store();
@@ -292,7 +292,7 @@ struct Algorithm {
 
   std::unique_ptr<ChunkRun> (*begin)(const ChunkJob& job, Workspace& space) = nullptr;
   // The n + 1 bounds of a chunk's shards: rank r owns [bounds[r], bounds[r + 1]), or in a grid the
-  // shard of Grid::shard. Bounds are multiples of `block`, relative to the chunk's begin.
+  // shard of Grid::shard. Bounds are multiples of `block`, relative to the chunk's start.
   std::vector<size_t> (*shard_bounds)(Range chunk, int world, size_t block) = OwnNothing;
   // The elements whose residual on `rank` belongs to the second hop; the others' to the first.
   Range (*second_hop)(const Chunk& chunk, int rank) = NoSecondHop;

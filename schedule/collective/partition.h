@@ -101,7 +101,8 @@ bool HasNodes(int world, const Options& options);
 // from kGridFrom ranks on, unless the grid is so long that it saves less than half of the messages.
 bool GoesByGrid(int world, const Options& options);
 
-// True if they go by nodes, uncompressed inside: topology is kHierarchical, and there are nodes.
+// True if dense allreduces go by nodes: topology is kHierarchical, and there are nodes. Inside
+// nodes they are uncompressed.
 bool GoesByNodes(int world, const Options& options);
 
 // The grid in both cases; one row if the world goes flat. With kGrid, nodes (if any) are the rows:
@@ -113,7 +114,8 @@ Grid GridOf(const Chunk& chunk);
 // How dense allreduces go, such as "hierarchical: 2 nodes of 2 ranks".
 std::string DescribeWay(int world, const Options& options);
 
-// From here on a flat exchange of a 25 MiB bucket (DDP's) is slower: docs/explanation/scale.md.
+// From this many ranks on a flat exchange of a 25 MiB bucket (DDP's) is slower:
+// docs/explanation/scale.md.
 inline constexpr int kGridFrom = 64;
 
 }  // namespace thinwire

@@ -79,7 +79,8 @@ size_t ChunkBytesOf(const Options& options, int world);
 // For chunks that others must overtake, since a chunk under way can't be overtaken: decision 2.
 inline constexpr size_t kOvertakenChunk = size_t{1} << 20;
 // An eighth of it (the part of each of 8 ranks) is 256 tiles of a kernel (kernels/tile.h), which
-// fill a GPU, so launches cost little in comparison. Not used under p3.
+// fill a GPU, so launches cost little in comparison. Not used under p3, whose chunks must be
+// overtaken.
 inline constexpr size_t kGpuChunk = size_t{32} << 20;
 inline constexpr int kSmallWorld = 4;
 // A grid has so few messages that larger ones, which cost less, do not require large chunks.

@@ -48,7 +48,7 @@ class TwoHopRun final : public ChunkRun {
   struct Shard {
     TensorView input, output;
     float* residual = nullptr;
-    size_t begin = 0;       // relative to the chunk's begin; only in a whole allreduce
+    size_t begin = 0;       // relative to the chunk's start; only in a whole allreduce
     size_t first_draw = 0;  // of stochastic rounding
   };
 

@@ -164,7 +164,7 @@ class TwoLevelRun final : public ChunkRun {
              last ? std::span<const MutableBytes>() : blocks_[phase + 1].recv);
   }
 
-  // Ranges are relative to the chunk's begin.
+  // Ranges are relative to the chunk's start.
   Range FromBegin(Range range) const {
     const size_t begin = job_.chunk->elements.begin;
     return {range.begin - begin, range.end - begin};

@@ -11,11 +11,11 @@
 namespace thinwire {
 namespace {
 
-// for a reason to arrive after a closed socket
+// How long a better reason may take to arrive after a closed connection.
 constexpr std::chrono::milliseconds kBetterReason(250);
 // A stopped peer never echoes, and never reads what is sent to it. Peers that the roll call finds
-// silent are not waited for; waiting for another must not add much to the timeout that it has cost
-// already.
+// silent are not waited for; waiting for any other stopped peer must not add much to the timeout
+// that it has cost already.
 constexpr std::chrono::milliseconds kEchoes(250);     // at most, and a 20th of the timeout
 constexpr std::chrono::milliseconds kLastWords(200);  // at most, and a 50th of the timeout
 

@@ -34,14 +34,14 @@ absl::Status OfTensor(int rank, const std::string& tensor, const absl::Status& s
 // FailureProtocol fails a group, once, for one reason, on every rank.
 //
 // The first reason wins. It is sent to every rank directly, and every rank sends it on to all
-// others: to a rank, the reason that a peer sends is that peer's echo. A caller that gets an error
-// may end its process at once, and what that process has not sent, or its peers have not read, is
-// then lost. So callers get the failure last: when every peer has echoed it or can't answer.
+// others; the reason that a peer sends counts as that peer's echo. A caller that gets an error may
+// end its process at once, and what that process has not sent, or its peers have not read, is then
+// lost. So callers get the failure last: when every peer has echoed it or can't answer.
 //
 // A process that was stopped (by SIGSTOP, a debugger or a frozen container) finds on waking that
 // its peers have closed their connections, and would report them as lost. So if Beat was not called
-// for a quarter of the timeout, and at least half a second, failures until one timeout later name
-// that pause as their reason. Thread-safe.
+// for a quarter of the timeout, and at least half a second, then until one timeout later the reason
+// of a lost peer or a passed deadline names that pause. Thread-safe.
 class FailureProtocol {
  public:
   enum class Tell { kEveryone, kNobody };
@@ -136,8 +136,9 @@ class Farewell {
   // failure, since a peer that has all goodbyes leaves, maybe before this rank has them.
   void OnControlLost(const absl::Status& reason);
 
-  // Tells the peers that this rank closes, and waits until no peer needs this rank, none of those
-  // that do answers, the group fails, or the timeout passes.
+  // Tells the peers that this rank closes, and waits until no peer needs this rank any more. Stops
+  // waiting when the peers that still need it are all silent, the group fails, or the timeout
+  // passes.
   void Say();
 
  private:

@@ -240,9 +240,9 @@ absl::StatusOr<std::shared_ptr<const Bucket>> Engine::Register(const BucketReque
   return Refusal(*bucket, status);
 }
 
-// Reserves memory so that no step allocates any of the device. Announced chunks run on `lanes`
-// lanes; memory for predicted chunks is reserved when the prediction arrives. A tensor that goes at
-// once is in flight at most once.
+// Reserves memory so that no step allocates device memory. Announced chunks run on `lanes` lanes;
+// memory for predicted chunks is reserved when the prediction arrives. A tensor that goes at once
+// is in flight at most once.
 absl::Status Engine::Reserve(const Bucket& bucket) {
   if (bucket.route() != Route::kOrdered) {
     return direct_spaces_.Reserve(bucket.report().key, bucket.chunk_memory());

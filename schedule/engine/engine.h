@@ -52,8 +52,7 @@ class Engine {
 
   // Describes a bucket once; the handle stays valid as long as the engine. A name may be registered
   // again with another description: residuals move to the newest description that is submitted.
-  // Thread-safe.
-  // InvalidArgument for a bad description.
+  // Thread-safe. InvalidArgument for a bad description.
   absl::StatusOr<std::shared_ptr<const Bucket>> Register(const BucketRequest& request);
 
   // Puts the bucket in flight, and returns at once. A named bucket has at most one use in flight. A

@@ -110,8 +110,8 @@ absl::Status Lane::Finish() {
   // The chunk failed half-way, and the next hop would still write into its memory.
   if (expected_ != nullptr) {
     plane().Abort(OfTensor(plane().rank(), use().label, status));
-    // Ending it in order: dropping it could become the plane's first failure, while another thread
-    // is still passing this reason to the plane.
+    // Ends it in order: if it were dropped, that could become the plane's first failure while
+    // another thread is still passing this reason to the plane.
     expected_->Send(std::vector<Bytes>(static_cast<size_t>(plane().size())));
     expected_->Wait(Deadline::max()).IgnoreError();
     expected_.reset();
@@ -148,7 +148,7 @@ void IssueOrder::Add(const void* chunk, int hops, bool drain) {
   if (drain) FlushPrevious();
 }
 
-// Its later hops come next, whether its first hop has been issued or not.
+// The previous chunk's later hops come next, whether its first hop has been issued or not.
 void IssueOrder::FlushPrevious() {
   if (previous_ != nullptr) hops_.insert(hops_.end(), later_hops_, previous_);
   previous_ = nullptr;

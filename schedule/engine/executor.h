@@ -23,8 +23,7 @@
 
 namespace thinwire {
 
-// The chunk is done, or has failed. Called once for every chunk that began, on the thread that ran
-// it.
+// The chunk is done or has failed. Called once per chunk that began, on the thread that ran it.
 using ChunkListener = std::function<void(const StartChunk& start, absl::Status status)>;
 
 // A hop of a predicted chunk has ended, and has not failed. Called on the thread that runs the
@@ -89,7 +88,7 @@ class Lane {
   const HopListener* const on_hop_;
   std::shared_ptr<DeviceStream> stream_;  // null: the host
   std::shared_ptr<DataPlane> of_stream_;  // null: the host
-  Clock::time_point last_;                // end of the last stage
+  Clock::time_point last_;                // end of the last stage, where the next one begins
   std::unique_ptr<Workspace> space_;
   std::unique_ptr<ChunkRun> run_;
   const Hop* hop_ = nullptr;  // under way

@@ -1,5 +1,5 @@
-// Records: an engine's human-readable records: seconds by stage and bytes since its creation
-// (Stats), the last events, and a trace if one is requested.
+// Records: a human-readable record of an engine's work: seconds by stage and bytes since its
+// creation (Stats), the last events, and a trace if one is requested.
 #ifndef THINWIRE_SCHEDULE_ENGINE_RECORDS_H_
 #define THINWIRE_SCHEDULE_ENGINE_RECORDS_H_
 
@@ -27,7 +27,7 @@ namespace thinwire {
 // Counters of an engine since it was created.
 struct Stats {
   uint64_t all_reduces = 0;  // collectives of any kind
-  uint64_t raw_bytes = 0;    // a ring of fp32 would have sent: 2 (n-1)/n * 4 N for an allreduce
+  uint64_t raw_bytes = 0;    // what a ring of fp32 would send: 2 (n-1)/n * 4 N for an allreduce
   uint64_t wire_bytes = 0;   // sent by this rank, without control frames
   uint64_t predicted_chunks = 0;
   std::array<double, kStages> seconds{};  // summed over chunks, by Stage

@@ -1,4 +1,4 @@
-// The tensors that the engine reduces:
+// The tensors whose chunks the engine runs:
 //
 //   Bucket        a tensor that is reduced again and again, described once
 //   Use           one use of a bucket, which its caller waits for
@@ -122,7 +122,7 @@ class Use final : public std::enable_shared_from_this<Use> {
   float divisor = 0.0f;  // replaces the bucket's; 0: the bucket's
   Report report;
   Deadline submitted, deadline;
-  Executor* helper = nullptr;  // lets a waiting caller finish a small tensor; null: not small
+  Executor* helper = nullptr;  // lets a waiting caller finish a small tensor; null: lanes do it
 
   uint64_t id() const { return report.id(); }
 

@@ -77,7 +77,7 @@ absl::StatusOr<Roster> Handshake(Store& store, const std::string& prefix, int ra
                                  const Options& options, Deadline deadline,
                                  const Member& member = {}, uint64_t epoch = 0);
 
-// For a rank that fails before its handshake: its peers' handshakes fail with `why`. Returns it.
+// For a rank that fails before its handshake: its peers' handshakes fail with `why`. Returns `why`.
 absl::Status FailHandshake(Store& store, const std::string& prefix, int rank, absl::Status why);
 
 }  // namespace thinwire

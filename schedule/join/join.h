@@ -59,9 +59,9 @@ struct Joined {
 // short grace, and leaves nothing behind but its result. A rank that fails tells all connected
 // ranks why, so all return the first reason: InvalidArgument for a value that is out of range or an
 // interface that is not there; FailedPrecondition names the first rank that is set up differently,
-// and in what;
-// DeadlineExceeded names the ranks that did not come or stopped on the way;
-// Unavailable names a rank that is gone; Unimplemented the first that the transport can't run on.
+// and in what; DeadlineExceeded names the ranks that did not come or stopped on the way;
+// Unavailable names a rank that is gone; Unimplemented the first rank that lacks what the transport
+// requires.
 absl::StatusOr<Joined> Join(const JoinOptions& in);
 
 // For a rank that fails before it can join: ranks that are in Join, or call it later, get the

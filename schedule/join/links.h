@@ -39,7 +39,7 @@ Nodes NodesOf(int world, int local_size);
 bool AsksForNodes(const Options& options, int world);
 
 // Returns the nodes of the board's members, the same on all of them: of options.local_size ranks,
-// or, if AsksForNodes, from the identities that the ranks tell. Fails like TellAll.
+// or, if AsksForNodes, from the identities that the ranks send. Fails like TellAll.
 //
 // `device`: where this rank's tensors lie; null: the host. Asked how it reaches its peers if the
 // topology is kAuto and tensors may go from device to device. If one rank's device reaches another

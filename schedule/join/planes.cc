@@ -175,7 +175,7 @@ absl::Status CheckUcxOffers(const Board& board, const Answers& offers) {
   return absl::OkStatus();
 }
 
-// Among ranks first … first + size - 1.
+// Among ranks [first, first + size).
 absl::StatusOr<ChosenPlane> TryUcx(const ChoiceOptions& options, Transport& transport, int first,
                                    int size) {
   const Membership members{transport.members().rank - first, size};

@@ -41,7 +41,8 @@ enum class FrameType : uint32_t {
                    // announced if the tensors come
 };
 
-// A value of Report::op besides those of Op: a mean by the call's divisor (in partition_hash).
+// A value of Report::op besides those of Op: a mean by the call's divisor, which partition_hash
+// then covers.
 inline constexpr uint8_t kDividedByCaller = 2;
 
 // Report::key of a use without a name, which ranks match by order.
@@ -119,16 +120,18 @@ ControlFrame PackFailure(const absl::Status& reason, int silent = 0);
 ControlFrame PackBye(uint64_t started);
 ControlFrame PackSignal(FrameType type);  // kPing, kPong, kByeHeard
 
-// The content of a frame. ParseFrame: nullopt for a frame that no rank of this version sends.
+// The content of a frame.
 struct ParsedFrame {
   OrderMessage message;
   absl::Status failure;  // kFail
   int silent = 0;        // kFail
   uint64_t started = 0;  // kBye
 };
+// Returns nullopt for a frame that no rank of this version sends.
 std::optional<ParsedFrame> ParseFrame(const ControlFrame& frame);
 
-// The entries of the message's list that fit in a frame; the frame that begins with entry `first`.
+// The number of entries of the message's list that fit in a frame, and the frame that begins with
+// entry `first`.
 size_t EntriesPerFrame(const OrderMessage& message);
 ControlFrame PackPart(const OrderMessage& message, size_t first);
 

@@ -20,17 +20,19 @@ constexpr double kNever = std::numeric_limits<double>::infinity();
 // time; the backlogs that are tried are in chunks. Decision 6 lists the sets that were compared.
 constexpr double kHopTimes[] = {0.75, 1.0, 1.25, 1.5, 2.0, 3.0, 4.0};
 constexpr double kBacklogs[] = {0.5, 2.0};
-// A larger window must end the step earlier by this part: it costs memory, and the model is rough.
+// A larger window must end the step earlier by this fraction: it costs memory, and the model is
+// rough.
 constexpr double kWorthIt = 1e-3;
 constexpr double kRounding = 1.0 + 1e-9;  // of sums of times
 
 // Growth of the least time per step, since an old minimum may not be reached again. A larger factor
 // would take chunks' waiting at the link for latency, and make the queue longer.
 constexpr double kSlower = 1.01;
-// A steady rate is measured over this many chunks, and at least this part of a step's bytes.
+// A steady rate is measured over at least this many chunks and this part of a step's bytes.
 constexpr double kSteadyChunks = 4.0, kSteadyPart = 0.5;
 constexpr double kGrows = 1.2;  // growth of the rate in a step, if the window had limited it
-// The window then holds at least all lanes' chunks plus this many times a hop's time.
+// The window is then at least all lanes' chunks plus what the link carries in this many times a
+// hop's time.
 constexpr double kGrowingTimes = 4.0;
 constexpr size_t kMaxDelivered = size_t{1} << 16;
 
@@ -325,7 +327,7 @@ void Prediction::OnChunkDone(double started, double now, size_t bytes) {
 
 double Prediction::bytes_per_s() const { return *std::ranges::max_element(rates_); }
 
-// Erases all entries until `time` but the last one, which says what was done before.
+// Erases all entries until `time` except the last one, which says what was done before.
 void Prediction::ForgetBefore(double time) {
   const auto later =
       std::upper_bound(delivered_.begin(), delivered_.end(), time,

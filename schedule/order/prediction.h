@@ -7,11 +7,11 @@
 //
 // PredictStep simulates the step on a model of the link: a FIFO queue, in which every hop of a
 // chunk takes its transmission time and then a latency. The order is the one in which this link
-// takes chunks: the first by policy, whenever its queue runs out. The window is, of a few sizes,
-// the one with which a rank that starts chunks in this order ends the simulated step first. A
-// window of one hop's time fills a link whose hops come evenly. But a step's first chunks come all
-// at once, and so do their later hops, so some steps require more; and a window that is too large
-// delays urgent chunks behind bytes already sent.
+// takes chunks: the first by policy, whenever its queue runs out. Among a few window sizes
+// PredictStep chooses the one with which a rank that starts chunks in this order ends the simulated
+// step first. A window of one hop's time fills a link whose hops come evenly. But a step's first
+// chunks come all at once, and so do their later hops, so some steps require more; and a window
+// that is too large delays urgent chunks behind bytes already sent.
 #ifndef THINWIRE_SCHEDULE_ORDER_PREDICTION_H_
 #define THINWIRE_SCHEDULE_ORDER_PREDICTION_H_
 
@@ -29,11 +29,11 @@ namespace thinwire {
 
 // A tensor of a step, in the order of its submission.
 struct ExpectedTensor {
-  double ready_s = 0.0;   // seconds from the step's begin until all ranks have it
+  double ready_s = 0.0;   // seconds from the step's start until all ranks have it
   double length_s = 0.0;  // seconds that its bytes take on the link, over all hops
   int priority = 0;
   uint32_t chunks = 1;
-  // Seconds from the step's begin until it is done on rank 0, if callers may wait for it before
+  // Seconds from the step's start until it is done on rank 0, if callers may wait for it before
   // they submit tensors that are ready later.
   double done_s = std::numeric_limits<double>::infinity();
 };
@@ -99,15 +99,15 @@ class Prediction {
   // Rank 0 has submitted all of the step. The next one will have the same tensors.
   void EndStep(double now);
   // Rank 0 has submitted all of the step, and the next one may have other tensors: nothing is
-  // predicted from this step, nor from the one before it. Otherwise this step's tensors would count
-  // as part of the next step that ends.
+  // predicted from this step, nor from the one before it, whose next step is over. Without this
+  // call the step's tensors would count as part of the next step that ends.
   void ForgetStep(double now) {
     Begin(now);
     waiting_ = false;
   }
 
-  // Returns the chunks of the next step, in order, once for each step, as soon as all ranks have
-  // all of its tensors; empty otherwise. The reports have the number of the next call.
+  // Returns the chunks of the next step, in order, once for each ended step, as soon as all ranks
+  // have all tensors of that step; empty otherwise. The reports have the number of the next call.
   struct NextStep {
     std::vector<Report> tensors;
     std::vector<PredictedChunk> chunks;
@@ -117,11 +117,11 @@ class Prediction {
   // A chunk of `bytes` bytes of fp32 input, started at `started`, is done on rank 0.
   void OnChunkDone(double started, double now, size_t bytes);
 
-  // The rate at which the link carries fp32 input; 0 before any chunk is done. It is the highest of
-  // the last steps, measured when a chunk ends over twice that chunk's time. The highest counts,
-  // since a link with little to do is slower than it could be; and twice the time, since within one
-  // chunk's time hops may come in bursts. Cardwell et al., "BBR: Congestion-Based Congestion
-  // Control", ACM Queue 14 (2016), estimates rate and latency in this way.
+  // The rate at which the link carries fp32 input; 0 before any chunk is done. It is the highest
+  // rate of the last steps, since a link with little to do is slower than it could be. A rate is
+  // measured when a chunk ends, over twice that chunk's time, since within one chunk's time hops
+  // may come in bursts. Cardwell et al., "BBR: Congestion-Based Congestion Control", ACM Queue 14
+  // (2016), estimates rate and latency in this way.
   double bytes_per_s() const;
   // The least time of a chunk from its start to its end, over the last steps: all its hops'
   // latencies, and its work. 0 before a step has ended.

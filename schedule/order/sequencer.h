@@ -85,14 +85,16 @@ class Leader {
 
   // Appends the chunks to announce now, in order. They count as announced.
   void Next(std::vector<Announcement>* order);
-  // True if no chunk that all ranks have waits for room in the window.
+  // True if all chunks that all ranks have are announced, so that none waits for room in the
+  // window.
   bool AllAnnounced() const { return ready_.empty(); }
 
-  // Rank 0 has submitted a tensor, whatever its route.
+  // Rank 0 has submitted a tensor: direct, announced or predicted.
   void OnSubmitted(const Report& report);
   // True if OnSubmitted was called for the tensor.
   bool WasSubmitted(const Report& report) const;
-  // A chunk is finished on rank 0, which frees its part of the window if it was announced.
+  // A chunk is finished on rank 0. If it started as an announced one, this frees its part of the
+  // window.
   void OnChunkDone(uint64_t id, bool predicted);
   // A direct tensor is finished: forgets it.
   void Forget(uint64_t id) { tensors_.Erase(id); }
@@ -144,7 +146,7 @@ class Leader {
   uint64_t clock_ = 0;            // counts reports and predictions
   RecycledMap<Tensor> tensors_;   // by id
   std::vector<uint64_t> ready_;   // ids with chunks to announce, in no order
-  RingQueue<uint64_t> expected_;  // ids as predicted; rank 0 may have reported or finished some
+  RingQueue<uint64_t> expected_;  // ids in Expect's order; rank 0 may have reported some
   RecycledMap<uint64_t> calls_;   // number of calls submitted on rank 0, by key
   std::vector<Overdue> overdue_;
 };
@@ -174,7 +176,7 @@ class RollCall {
     peers_[peer].owes = true;
     peers_[peer].asked = now;
   }
-  // True if the peer's latency requires more answers.
+  // True if the peer has not yet given enough answers for its latency to be known.
   bool OnAnswer(int peer, double now) {
     Peer& p = peers_[peer];
     if (p.owes) p.round_trip = std::min(p.round_trip, now - p.asked);
@@ -227,10 +229,10 @@ class RollCall {
   int measured_ = 0;         // peers that have given all kAnswers answers
 };
 
-// ControlTree: the ranks that reports pass on their way to rank 0, and announcements on their way
-// back. In a small world every rank talks to rank 0. In a large one ranks form groups of about
-// sqrt(n) neighbours, and the first rank of each, the group head, sums up their reports; so rank 0
-// handles about 2 sqrt(n) frames for a tensor, in place of 2 (n - 1).
+// ControlTree: the ranks through which reports reach rank 0, and its announcements come back. In a
+// small world every rank talks to rank 0. In a large one ranks form groups of about sqrt(n)
+// neighbours, and the first rank of each, the group head, sums up their reports; so rank 0 handles
+// about 2 sqrt(n) frames for a tensor, in place of 2 (n - 1).
 class ControlTree {
  public:
   // `from`: the least number of ranks that form groups.
@@ -372,7 +374,8 @@ class Sequencer {
   const Options options_;
   std::vector<Announcement> announcing_;
   std::vector<Withdrawal> withdrawing_;
-  double moved_ = 0.0;  // last end of a predicted chunk's hop, or time when all ranks had one more
+  // When a hop of a predicted chunk last ended, or all ranks last had one more predicted tensor.
+  double moved_ = 0.0;
   bool distrusts_ = false;  // on rank 0: the step's predicted order had a standstill
 };
 

@@ -56,11 +56,11 @@ struct OwnTensor {
 };
 
 // The tensors of one rank or, in the simulator, of all of them, by id. All ranks' entries of a
-// tensor lie side by side, since an event of a tensor comes on all ranks within a short time: with
-// a map per rank, each access would miss the cache. Not thread-safe.
+// tensor lie side by side, since the same event of a tensor occurs on all ranks within a short
+// time: with a map per rank, each access would miss the cache. Not thread-safe.
 class TensorBook {
  public:
-  // Holds the tensors of ranks first … first + ranks - 1.
+  // Holds the tensors of ranks [first, first + ranks).
   TensorBook(int first, int ranks) : first_(first), ranks_(ranks) {}
 
   // Null if the rank has no tensor with this id.

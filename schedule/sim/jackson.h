@@ -1,5 +1,5 @@
 // Jackson's preemptive schedule: one machine always runs the released job with the longest tail. No
-// schedule, preemptive or not, ends earlier, so it is a lower bound for any order of chunks.
+// schedule, preemptive or not, ends earlier, so its end is a lower bound for any order of chunks.
 // Jackson, "Scheduling a production line to minimize maximum tardiness", UCLA 1955; Carlier, "The
 // one-machine sequencing problem", EJOR 11 (1982), section 2.
 #ifndef THINWIRE_SCHEDULE_SIM_JACKSON_H_

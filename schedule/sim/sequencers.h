@@ -69,7 +69,7 @@ class Sequencers {
   Lanes& lanes_;
   TensorBook book_;  // of all ranks
   std::vector<std::unique_ptr<Sequencer>> ranks_;
-  std::unordered_map<uint64_t, Tensor> tensors_;  // by id, from the first OnReady to the end
+  std::unordered_map<uint64_t, Tensor> tensors_;  // by id, from OnReady to the last OnDone
   std::vector<Server> heads_;  // of control frames, by rank; rank 0's are handled by Lanes
   double control_frames_ = 0;
   absl::Status status_;

@@ -52,7 +52,7 @@ struct StoreSetting {
 
 struct StoreOutcome {
   bool finished = false;  // false: workers wait for one another for ever, or a rule was broken
-  // Average seconds per step; in modes other than sync, per as many updates as there are workers.
+  // Average seconds in which each worker makes one step; in sync, of a step of all workers.
   double step_s = 0;
   // The average over the same steps of a lower bound for any order of bytes (Jackson's bound of
   // each link's bytes, given the computing). 0 except in sync: other modes have no common steps.

@@ -58,7 +58,7 @@ void DeltaStream::Publish(std::span<const float> x, bool whole, std::vector<floa
   }
   whole_ = whole;
   log_.push_back(std::move(wire));
-  // Keeps no more differences than an anchor has bytes.
+  // Keeps at most as many bytes of differences as an anchor has.
   size_t held = 0;
   for (const auto& entry : log_) held += entry.size();
   while (log_.size() > 1 && held > x.size_bytes()) {

@@ -45,8 +45,8 @@ struct StoreHead {
     kPush,      // slice, number; body: the encoded gradient, or rows (rows.h); with a quorum
                 // (ledger.h), its weight follows: fp64
     kPull,      // slice, number: last push; have, request; body: none, or rows. have: the last
-                // publication received, or kNoValues: the answer is kUnchanged, and its number
-                // the slice's version
+                // publication received, or kNoValues: the answer is kUnchanged, and its number the
+                // slice's version
     kPushPull,  // both in one message; body: as kPush, or rows
     kTogether,  // slice: Together; number: of the worker's calls of this kind, from 1; body; have:
                 // 1: no call; the calls up to this number complete without this worker

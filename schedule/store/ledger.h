@@ -73,7 +73,8 @@ struct StoreMode {
   static absl::StatusOr<StoreMode> Parse(std::string_view text);
   std::string ToString() const;
 
-  // True if all workers take the same number of steps, and an update has a push of each.
+  // True if all workers take the same number of steps: an update has the pushes of those that have
+  // taken the step.
   bool has_steps() const { return kind == Kind::kSync || kind == Kind::kQuorum; }
   // True if a lost worker does not stop the others.
   bool goes_on_without() const { return kind != Kind::kSync; }
@@ -146,7 +147,8 @@ class Ledger {
   uint64_t version() const { return version_; }
   // Workers that are here or have a push to be applied: the deadlines' n.
   uint64_t workers() const;
-  // The workers whose pushes the waiting pushes and pulls wait for; empty if nothing waits.
+  // The workers of which a push must arrive before a held push or a waiting pull can go on; empty
+  // if none waits.
   std::vector<int> WaitsFor() const;
 
  private:

@@ -1,5 +1,4 @@
-// OptimizerSpec: the rule by which a server applies an update, by name and numbers. No code is
-// sent.
+// OptimizerSpec: how a server applies an update, by name and numbers. No code is sent.
 //
 //   sum      x = g. What a pull returns is the sum of a step's pushes (MXNet without an optimizer).
 //            In sync only.

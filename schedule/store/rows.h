@@ -38,7 +38,7 @@ struct RowOrder {
   explicit RowOrder(std::span<const int64_t> rows);
 
   std::vector<uint64_t> ids;   // ascending, without duplicates
-  std::vector<size_t> begins;  // ids[i] is named at places [begins[i], begins[i + 1])
+  std::vector<size_t> begins;  // ids[i] is named at places[j] for j in [begins[i], begins[i + 1])
   std::vector<size_t> places;  // indices in the caller's list
 };
 

@@ -140,7 +140,8 @@ absl::Status StoreServer::OnCall(int worker, const StoreHead& head, std::vector<
         return absl::OkStatus();
       }
     }
-    // The answer was lost, so the call came again. Its values or states have been used already.
+    // Either the answer was lost, so the call came again, or the worker has joined since. The store
+    // has the call's values or states already.
     if (worker == 0) puts_.clear();
     AnswerCall(worker, head.slice, head.number, last.refusal);
     return absl::OkStatus();
