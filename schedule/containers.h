@@ -1,5 +1,5 @@
-// Containers that use their memory again, so that a steady state allocates nothing: RingQueue, a
-// queue, and RecycledMap, a map by hashes. Not thread-safe.
+// Containers that reuse their memory, so that a steady state allocates nothing: RingQueue, a queue,
+// and RecycledMap, a map by hashes. Not thread-safe.
 #ifndef THINWIRE_SCHEDULE_CONTAINERS_H_
 #define THINWIRE_SCHEDULE_CONTAINERS_H_
 
@@ -47,12 +47,12 @@ class RingQueue {
   size_t size_ = 0;
 };
 
-// RecycledMap: a map by 64-bit keys. Erased values are kept as they were, for the capacity of what
-// they hold; whoever inserts sets them anew. Values stay where they are.
+// RecycledMap: a map by 64-bit keys. An erased value keeps its content, so that its memory is used
+// again; whoever inserts at a key must set the value. Values never move in memory.
 //
 // A table of open addressing (Knuth, The Art of Computer Programming, vol. 3, section 6.4,
-// algorithms L and R) holds keys and places, 16 bytes each, apart from the values: a key is found
-// with one line of the cache, where std::unordered_map takes three.
+// algorithms L and R) holds keys and pointers, 16 bytes a slot, apart from the values: finding a
+// key reads one cache line, where std::unordered_map reads three.
 template <typename Value>
 class RecycledMap {
  public:
@@ -65,8 +65,8 @@ class RecycledMap {
   Value* Find(uint64_t key) { return size_ == 0 ? nullptr : slots_[SlotOf(key)].value; }
   const Value* Find(uint64_t key) const { return const_cast<RecycledMap*>(this)->Find(key); }
 
-  // A value at a key that has none: a new one, or an erased one with its old content. At a key that
-  // has one it is that one.
+  // Returns the value at `key`. If there is none, adds one: new, or erased before and with its old
+  // content.
   Value& Insert(uint64_t key) {
     if (2 * (size_ + 1) > slots_.size()) Grow();
     Slot& slot = slots_[SlotOf(key)];
@@ -84,7 +84,7 @@ class RecycledMap {
     if (slots_[free].value == nullptr) return;
     spare_.push_back(slots_[free].value);
     --size_;
-    // Slots behind it move up that could not be found past a free one.
+    // Moves up the slots behind it that a search would no longer find past the free slot.
     const size_t mask = slots_.size() - 1;
     for (size_t at = (free + 1) & mask; slots_[at].value != nullptr; at = (at + 1) & mask) {
       const size_t home = Mix(slots_[at].key) & mask;
@@ -98,7 +98,7 @@ class RecycledMap {
   size_t size() const { return size_; }
   bool empty() const { return size_ == 0; }
 
-  // Calls visit(key, value) for each, in no order. It neither inserts nor erases.
+  // Calls visit(key, value) for each, in no order. `visit` must neither insert nor erase.
   template <typename Visit>
   void ForEach(Visit visit) const {
     for (const Slot& slot : slots_) {
@@ -118,7 +118,7 @@ class RecycledMap {
     Value* value = nullptr;  // null: the slot is free
   };
 
-  // Where the key is, or would be.
+  // The slot of the key, or the free one that it would get.
   size_t SlotOf(uint64_t key) const {
     const size_t mask = slots_.size() - 1;
     size_t at = Mix(key) & mask;
@@ -134,7 +134,7 @@ class RecycledMap {
     }
   }
 
-  std::vector<Slot> slots_;  // a power of two of them, at most half of them taken
+  std::vector<Slot> slots_;  // their number is a power of two; at most half are taken
   std::deque<Value> values_;
   std::vector<Value*> spare_;
   size_t size_ = 0;

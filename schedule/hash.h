@@ -1,5 +1,5 @@
-// 64-bit hashes that are the same on every rank and build: of names and numbers, FNV-1a over bytes
-// and then a finaliser; of many bytes, DigestBytes.
+// 64-bit hashes that are the same on every rank and build: HashBytes and HashCombine for names and
+// numbers (FNV-1a, then a finaliser), DigestBytes for large buffers.
 #ifndef THINWIRE_SCHEDULE_HASH_H_
 #define THINWIRE_SCHEDULE_HASH_H_
 
@@ -31,13 +31,13 @@ constexpr uint64_t HashBytes(std::string_view text) {
   return Mix(h);
 }
 
-// DigestBytes: 64 bits of many bytes, the same on every rank and build, for comparing results.
+// DigestBytes: a 64-bit digest of a large buffer, for comparing results.
 //
 // Word i (8 bytes, little-endian) enters lane i % 4 by h = rotl(h ^ word, 29) * P, which is
-// one-to-one in both: bytes that differ in one word, such as one flipped bit, never have the same
-// digest, and others do by a chance of 2^-64. The last words are padded with zeros, and the length
-// enters at the end. The four lanes hide the multiplication's latency. It is no defence against
-// somebody who wants to deceive.
+// one-to-one in both: buffers that differ in a single word, such as by one flipped bit, never have
+// the same digest; other differences go unnoticed with probability 2^-64. The last words are padded
+// with zeros, and the length enters at the end. Four lanes hide the multiplication's latency. Not
+// cryptographic.
 inline uint64_t DigestBytes(std::span<const uint8_t> bytes) {
   constexpr uint64_t kPrime = 0x9e3779b185ebca87ULL;
   constexpr size_t kStride = 4 * sizeof(uint64_t);

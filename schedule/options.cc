@@ -21,7 +21,7 @@ AgreedOption Codecs(const std::vector<CodecPair>& codecs) {
 }
 
 AgreedOption MomentumBeta(float beta) {
-  const bool good = beta >= 0.0f && beta < 1.0f;  // not so if it is NaN
+  const bool good = beta >= 0.0f && beta < 1.0f;  // false for NaN
   return {"momentum", absl::StrCat(beta), good ? "" : "0 to below 1"};
 }
 
@@ -32,7 +32,7 @@ AgreedOption Named(const char* name, Kind kind) {
 
 AgreedOption Any(const char* name, size_t value) { return {name, absl::StrCat(value), ""}; }
 
-// The given size of chunks must be in the range, and its size in this world is compared.
+// Checks the range of the given size; ranks compare the size settled for this world.
 AgreedOption ChunkBytes(const Options& options, int world) {
   constexpr size_t kLeast = 4096, kMost = kMostElements * sizeof(float);
   AgreedOption option = Bounded("chunk_bytes", options.chunk_bytes, kLeast, kMost);

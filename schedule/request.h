@@ -18,9 +18,9 @@ enum class Op : uint8_t { kMean = 0, kSum = 1 };
 // kAllReduce: N elements in, the N elements of the mean or sum out.
 // kReduceScatter: N elements in, the rank's own N/n of the mean or sum out; n must divide N.
 // kAllGather: N elements in, n * N out: the ranks' elements in rank order. The op is ignored.
-// kAllToAll: N elements in, N out: part r, of N/n, goes to rank r, and comes from it in its place.
-// n must divide N. It copies, whatever the codec; the op is ignored. Input and output are not the
-// same memory.
+// kAllToAll: N elements in, N out: part r, of N/n elements, goes to rank r, and is replaced by the
+// part from rank r. n must divide N. Copies uncompressed, whatever the codec; the op is ignored.
+// Input and output must not overlap.
 enum class Collective : uint8_t {
   kAllReduce = 0,
   kReduceScatter = 1,
@@ -28,12 +28,12 @@ enum class Collective : uint8_t {
   kAllToAll = 3
 };
 
-// True if it makes a sum or mean.
+// True if the collective computes a sum or mean.
 constexpr bool Reduces(Collective collective) {
   return collective == Collective::kAllReduce || collective == Collective::kReduceScatter;
 }
 
-// The output's elements of a collective whose input has `numel`.
+// Elements of the output of a collective whose input has `numel`.
 constexpr size_t OutputNumel(Collective collective, size_t numel, int size) {
   if (collective == Collective::kReduceScatter) return numel / size;
   return collective == Collective::kAllGather ? numel * size : numel;
@@ -47,35 +47,35 @@ struct BucketRequest {
   DType dtype = DType::kF32;
   Op op = Op::kMean;
   Collective collective = Collective::kAllReduce;
-  int priority = 0;  // lower goes first, where the policy looks at it
-  // The parameters that the elements belong to, and the codec that each goes with. Empty: the key
-  // itself is the only parameter, and goes with the first codec. All collectives but
-  // the allreduce have one codec.
+  int priority = 0;  // lower goes first, with Policy::kP3
+  // The parameters that the elements belong to, with the codec of each. Empty: the key itself is
+  // the only parameter, with the first codec. All collectives but the allreduce use a single codec.
   std::span<const Segment> segments = {};
-  // In words of the caller's, such as "10x100". Ranks whose words differ fail with a mismatch.
+  // Any text, such as "10x100". Ranks with different texts fail with a mismatch.
   std::string_view shape = {};
 };
 
 // One use of a bucket. Memory must live until the work is done.
 struct Submission {
   TensorView input;
-  TensorView output;  // may be the input of an allreduce
-  // Numbers of segments that this rank has no gradient for; their elements must be zeros, and count
-  // as zeros. Residuals of them stay here: sent now, they would be lost where nobody uses the mean.
+  TensorView output;  // may be the input, in an allreduce
+  // Indices of the segments that this rank has no gradient for; their elements must be zeros, and
+  // count as zeros. Their residuals are kept: sent now, they would be lost if no rank uses the
+  // mean.
   std::span<const uint32_t> absent = {};
-  // The caller is about to wait for this very call: a small tensor is then exchanged on its thread.
+  // The caller is about to wait for this call: a small tensor is then exchanged on its thread.
   bool caller_waits = false;
-  // On a device: the stream (a cudaStream_t; null: the default one) whose work so far makes the
-  // input, and whose later work may use the output once Use::Wait has returned.
+  // On a device: the stream (a cudaStream_t; null: the default stream) whose work so far produces
+  // the input, and whose later work may use the output once Use::Wait has returned.
   void* stream = nullptr;
   // Replaces the number of ranks in this use's mean, so that ranks can have weights (each
   // multiplies its input by its weight, and all divide by the sum of weights) or members that send
-  // zeros do not count. Equal on all ranks, which is compared; finite and above 0. 0: the number of
-  // ranks. Not with momentum, whose own part is a mean over all ranks.
+  // zeros do not count. Must be equal on all ranks (which is checked), finite and above 0. 0: the
+  // number of ranks. Not allowed with momentum, whose own part is a mean over all ranks.
   float divisor = 0.0f;
 };
 
-// A bucket and its use in one; the engine registers the bucket under its key if it is new.
+// A bucket and a use of it in one; the engine registers the bucket under its key if it is new.
 struct CollectiveRequest {
   TensorView input;
   TensorView output;

@@ -18,7 +18,7 @@ MutableBytes Workspace::Take(size_t bytes) {
   if (next_ == blocks_.size()) blocks_.emplace_back();
   Block& block = blocks_[next_++];
   if (block.bytes < bytes || block.memory == nullptr) {
-    block = {};  // first the old block goes
+    block = {};  // frees the old block first
     block = {std::unique_ptr<uint8_t[]>(new (std::nothrow) uint8_t[bytes + kLine]()), bytes};
     if (block.memory == nullptr) {
       status_ = absl::ResourceExhaustedError(
@@ -148,7 +148,7 @@ Operands::Operands(const ChunkJob& job, Workspace& space)
   FindAbsent();
 }
 
-// The second hop's residual is the mean's, and a dense velocity is all ranks'; both go on.
+// The second hop's residual is the mean's, and a dense velocity all ranks': neither is set aside.
 void Operands::FindAbsent() {
   if (job_.absent.empty()) return;
   const Chunk& chunk = *job_.chunk;
@@ -166,7 +166,7 @@ void Operands::FindAbsent() {
   if (velocity != nullptr && !adds_momentum()) add(velocity);
 }
 
-// Every backend has sums: -1 * kept + aside is 0, and 1 * kept + aside is what it was.
+// Uses only sums, which every backend has: -1 * kept + aside is 0; 1 * kept + aside restores it.
 void Operands::SetAbsentAside() {
   const Backend& backend = space_.backend;
   is_aside_ = true;
@@ -215,7 +215,7 @@ EncodeArgs Operands::Encoding(Range elements) const {
   EncodeArgs encoding{.gradient = input_.Slice(begin, numel)};
   if (residual_ != nullptr) encoding.residual = residual_ + begin;
   const bool is_loaded = loaded_.begin <= begin && elements.end <= loaded_.end;
-  if (adds_momentum() && !is_loaded) {  // on a device: one pass less over these elements
+  if (adds_momentum() && !is_loaded) {  // on a device: saves a pass over these elements
     encoding.gradient = job_.input.Slice(job_.chunk->pieces[0].begin + begin, numel);
     encoding.momentum = momentum_.From(begin);
   }

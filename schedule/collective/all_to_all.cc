@@ -1,6 +1,6 @@
-// An all-to-all: part r of a rank's elements goes to rank r as it is, and comes to lie where the
-// sender's rank says. Nothing is added, rounded or kept, whatever the codec. Blocks travel between
-// the caller's buffers, so that input and output are not the same memory.
+// An all-to-all: part r of a rank's elements goes to rank r unchanged, and is stored there as the
+// part with the sender's number. Nothing is added, rounded or kept, whatever the codec. Blocks go
+// directly between the callers' buffers, so input and output must not overlap.
 #include <vector>
 
 #include "schedule/collective/algorithm.h"

@@ -1,10 +1,10 @@
-// One hop: everybody's bytes go to everybody, who adds the same ones up in rank order, the own ones
-// as they were sent; hence bit-identical replicas. Raw values of small tensors; the codec's with
-// first-hop residuals, where an exchange costs more time than its bytes do; topk's entries.
+// One hop: every rank's bytes go to every rank, which adds them up in rank order, its own as they
+// were sent; hence replicas are bit-identical. The bytes are raw values, for small tensors; a
+// codec's, with first-hop residuals, for tensors whose exchange costs more time than its bytes; or
+// topk's entries.
 //
-// In a world of one there is no hop. The mean and the sum of one tensor are that tensor, or its
-// momentum; a reduce-scatter and an all-gather of one rank are copies. Only a divisor of the call
-// scales it.
+// In a world of one there is no hop. The mean and the sum are the tensor itself, or its momentum; a
+// reduce-scatter and an all-gather are copies. Only a divisor of the call scales the tensor.
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -68,7 +68,7 @@ class EntriesRun final : public ChunkRun {
     const size_t numel = operands_.input().numel;
     const size_t bytes = EncodedBytes(job_.codec.up, numel);
     for (int r = 0; r < n_; ++r) wires_.push_back(space.Take(bytes));
-    // The result is summed in its own place, if that is fp32.
+    // An fp32 result is summed in place.
     if (operands_.output().dtype != DType::kF32) copy_ = space.TakeOf<float>(numel);
   }
 
@@ -106,7 +106,7 @@ class EntriesRun final : public ChunkRun {
                          "; look for a network or memory fault on its machine"));
       }
     }
-    // Each entry is scaled, which is less than to scale all elements, most of which are 0.
+    // Scales each entry, which is cheaper than scaling all elements, most of which are 0.
     space_.backend.SumEntries(spec, wires, job_.scale, sum);
     if (!copy_.empty()) {
       const auto* values = reinterpret_cast<const uint8_t*>(sum.data());

@@ -10,7 +10,7 @@
 namespace thinwire {
 namespace {
 
-// Where the elements of one codec lie in the bucket; neighbours are one range.
+// The ranges of one codec's elements in the bucket, with adjacent ranges merged.
 std::vector<Range> ElementsOf(uint32_t codec, std::span<const Segment> segments) {
   std::vector<Range> ranges;
   size_t at = 0;
@@ -55,7 +55,7 @@ std::vector<Range> Cut(const std::vector<Range>& ranges, size_t begin, size_t en
 size_t BlockOf(const CodecPair& codec) { return std::lcm(codec.up.block, codec.down.block); }
 
 // Calls visit(begin, end) for slices of about `step` elements, a multiple of `unit`. A small rest
-// is no chunk of its own: every chunk costs messages, and holds a lane.
+// is joined to the last slice, since every chunk costs messages, and holds a lane.
 template <typename Visit>
 void ForEachSlice(size_t numel, size_t wanted, size_t unit, Visit visit) {
   const size_t step = std::max(unit, wanted / unit * unit);
@@ -77,7 +77,7 @@ bool HaveOneCodec(std::span<const Segment> segments) {
   });
 }
 
-// Chunks by priority: what goes outside their order delays more urgent ones by its bytes.
+// With p3 less may go outside the order of chunks, where it delays more urgent chunks.
 size_t MostBytes(const Options& options) {
   return options.policy == Policy::kP3 ? options.min_bytes : options.one_hop_bytes;
 }
@@ -99,7 +99,7 @@ DirectExchange DirectExchangeOf(std::span<const Segment> segments, DType dtype, 
   const size_t bytes = EncodedBytes(codec, numel) * (world - 1);
   if (bytes > MostBytes(options)) return {};
   if (codec.traits().entries()) return {&Entries(), bytes};
-  // Two hops would send that much less, which on a slow link is worth more than a latency.
+  // Two hops would send `more` bytes less, which on a slow link is worth more than a latency.
   const size_t more = bytes * (world - 2) / world;
   return more <= options.min_bytes ? DirectExchange{&OneHop(), bytes} : DirectExchange{};
 }
@@ -140,7 +140,7 @@ std::vector<double> HopShares(int world, const Options& options) {
   double sum = 0.0;
   for (const PhaseCost& cost : chunk.algorithm->costs(chunk, options.codecs[0])) {
     if (cost.peers == 0) continue;  // no hop
-    // Bytes that stay inside nodes take nothing of the link between them.
+    // Bytes inside nodes don't use the link between nodes.
     shares.push_back(cost.to == PhaseCost::To::kNode ? 0.0 : cost.bytes);
     sum += shares.back();
   }
@@ -163,7 +163,7 @@ Partition MakeWhole(const Algorithm& algorithm, std::span<const Segment> segment
 
 namespace {
 
-// Chunks that hold the same slice of every rank's part.
+// Each chunk holds the same slice of every rank's part.
 Partition MakeScattered(const Algorithm& algorithm, std::span<const Segment> segments, int world,
                         const Options& options) {
   Partition partition;

@@ -5,7 +5,7 @@
 namespace thinwire {
 namespace {
 
-// Large enough that scales and padding count as they do in a chunk.
+// Elements; large enough that scales and padding have the same share as in a chunk.
 constexpr size_t kSample = size_t{1} << 20;
 
 double BytesPerElement(const CodecSpec& spec) {
@@ -32,7 +32,7 @@ LinkBytes HierarchicalBytes(const Grid& nodes, const CodecPair& codec) {
 bool HierarchyPays(const Grid& nodes, std::span<const CodecPair> codecs, const LinkRates& rates) {
   bool pays = false;
   for (const CodecPair& codec : codecs) {
-    if (codec.up.traits().entries()) continue;  // everybody's go to everybody in any case
+    if (codec.up.traits().entries()) continue;  // topk's entries go to every rank in any case
     pays = true;
     const double seconds = HierarchicalBytes(nodes, codec).seconds(rates);
     if (FlatBytes(nodes, codec).seconds(rates) < kWorthIt * seconds) return false;
@@ -44,7 +44,7 @@ double MessageBytes(const CodecPair& codec, size_t chunk_bytes, int world, const
   const size_t numel = chunk_bytes / sizeof(float);
   const auto both =
       static_cast<double>(EncodedBytes(codec.up, numel) + EncodedBytes(codec.down, numel));
-  // Flat and by grid, a rank sends (n - 1)/n of a chunk there, and as much back.
+  // Flat and by grid, a rank sends (n - 1)/n of a chunk in each direction.
   const double sent = both * (world - 1) / world;
   const int messages = GoesByGrid(world, options) ? GridOf(world).messages() : world - 1;
   return sent / (2 * messages);
@@ -75,14 +75,14 @@ size_t LargestChunk(const Options& options, int world) {
 
 size_t ChunkBytesOf(const Options& options, int world) {
   size_t bytes = options.chunk_bytes;
-  if (options.least_message_bytes == 0) return bytes;  // the user's
+  if (options.least_message_bytes == 0) return bytes;  // set by the user
   const bool overtaken = options.policy == Policy::kP3;
   if (options.transport == TransportKind::kNccl && !overtaken) bytes = std::max(bytes, kGpuChunk);
   if (world <= kSmallWorld) return bytes;
   const double least = LeastMessage(options, world);
   const size_t largest = LargestChunk(options, world);
   for (const CodecPair& codec : options.codecs) {
-    if (codec.up.traits().entries()) continue;  // everybody's whole chunk goes to everybody
+    if (codec.up.traits().entries()) continue;  // every rank's whole chunk goes to every rank
     while (bytes < largest && MessageBytes(codec, bytes, world, options) < least) bytes *= 2;
   }
   return bytes;

@@ -1,7 +1,7 @@
-// Settled: the options of a group as its engine runs them, which depend on how many ranks there are
-// and on their links. Settle decides on codecs, on the topology and on the size of chunks.
+// Settled: the options that a group's engine runs with, which depend on the number of ranks and on
+// their links. Settle decides the codecs, the topology and the size of chunks.
 //
-// Pure functions of what all ranks know, so that they decide alike, and the simulator as they do.
+// Pure functions of what all ranks know, so all ranks and the simulator decide alike.
 #ifndef THINWIRE_SCHEDULE_COLLECTIVE_SETTLE_H_
 #define THINWIRE_SCHEDULE_COLLECTIVE_SETTLE_H_
 
@@ -16,12 +16,12 @@
 
 namespace thinwire {
 
-// Bytes a second that a rank sends while all ranks do: its share of what its node's link carries.
+// Bytes per second that a rank sends while all ranks send: its share of its node's link.
 struct LinkRates {
   double inside = 0.0, between = 0.0;
 };
 
-// Only Settle makes it, so whoever gets one knows that its codecs, topology and chunk_bytes hold.
+// Only Settle makes this, so its codecs, topology and chunk_bytes are always settled.
 class Settled {
  public:
   const Options& operator*() const { return options_; }
@@ -36,11 +36,11 @@ class Settled {
   int world_;
 };
 
-// Codecs first, since topk becomes int4 where that costs fewer bytes, and is then exchanged by
-// nodes as any dense codec is; then the topology; then the size of chunks, which depends on both.
+// Decides the codecs first, since topk becomes int4 if that costs fewer bytes, and then goes by
+// nodes as any dense codec does; then the topology; then the size of chunks, which depends on both.
 //
-// `rates`: of the links inside nodes of options.local_size ranks, and between them, if they are
-// known; kAuto then becomes kHierarchical where that pays. In a world of one nothing changes.
+// `rates`: of the links inside nodes of options.local_size ranks and between them, if they are
+// known; kAuto then becomes kHierarchical if that pays. In a world of one nothing changes.
 Settled Settle(Options options, int world, const std::optional<LinkRates>& rates = std::nullopt);
 
 // Topology. Bytes that a rank sends for one element of a chunk, in the hops of an allreduce, on the
@@ -52,42 +52,43 @@ struct LinkBytes {
   }
 };
 
-// `nodes`: a row is a node. Of fp32 elements.
+// For fp32 elements. `nodes`: a row is a node.
 LinkBytes FlatBytes(const Grid& nodes, const CodecPair& codec);
 LinkBytes HierarchicalBytes(const Grid& nodes, const CodecPair& codec);
 
-// True if every dense codec gains kWorthIt by going by nodes; false if there is none.
+// True if by nodes every dense codec is kWorthIt times faster; false if there is no dense codec.
 bool HierarchyPays(const Grid& nodes, std::span<const CodecPair> codecs, const LinkRates& rates);
 
-// Less could as well be the error of a measurement, and the bits of results would change from one
+// A smaller gain could be a measurement error, and the bits of results would then change from one
 // start to the next.
 inline constexpr double kWorthIt = 1.25;
 
-// Size of chunks. A chunk costs every rank n - 1 messages a hop whatever its size, so where n grows
-// and chunks do not, messages shrink until their fixed costs rule.
+// Size of chunks. A chunk costs every rank n - 1 messages per hop whatever its size, so if n grows
+// and chunks do not, messages shrink until their fixed costs dominate.
 //
-// The wire bytes of a dense codec's chunk of so many fp32 bytes over the messages that carry them:
-// what a rank's messages hold on average, over all hops of the chunk's allreduce.
+// Average wire bytes of a rank's messages, over all hops of the allreduce of a chunk of
+// `chunk_bytes` fp32 bytes with a dense codec.
 double MessageBytes(const CodecPair& codec, size_t chunk_bytes, int world, const Options& options);
 
-// options.chunk_bytes, over NCCL kGpuChunk at least, doubled until the messages of every dense
-// codec hold options.least_message_bytes, in a grid kGridFactor times as much, and no further than
-// to kLargestChunk; in a grid with kManyLoops or more, to kLargestOfManyLoops. Worlds of up to
-// kSmallWorld ranks are not looked at for their messages. A size that the user sets stays.
+// options.chunk_bytes (over NCCL at least kGpuChunk), doubled until the messages of every dense
+// codec hold options.least_message_bytes (in a grid kGridFactor times as much), but at most
+// kLargestChunk (in a grid with kManyLoops or more loops kLargestOfManyLoops). Not doubled in
+// worlds of up to kSmallWorld ranks. A size that the user sets stays.
 size_t ChunkBytesOf(const Options& options, int world);
 
-// Where chunks are to be overtaken, since one that is on its way is not: decision 2.
+// For chunks that others must overtake, since a chunk under way can't be overtaken: decision 2.
 inline constexpr size_t kOvertakenChunk = size_t{1} << 20;
-// A part of it for each of 8 ranks is 256 tiles of a kernel (kernels/tile.h), which fill a GPU, and
-// launches cost little beside it. It is not taken under p3, whose chunks are to be overtaken.
+// An eighth of it (the part of each of 8 ranks) is 256 tiles of a kernel (kernels/tile.h), which
+// fill a GPU, so launches cost little in comparison. Not used under p3, whose chunks must be
+// overtaken.
 inline constexpr size_t kGpuChunk = size_t{32} << 20;
 inline constexpr int kSmallWorld = 4;
-// A grid's messages are so few that larger ones, which cost less, still make no large chunks.
+// A grid has so few messages that larger ones, which cost less, do not require large chunks.
 inline constexpr int kGridFactor = 4;
-// Memory of a lane grows with chunks; buckets are hardly ever larger.
+// A lane's memory grows with its chunks; buckets are hardly ever larger.
 inline constexpr size_t kLargestChunk = size_t{256} << 20;
-// Many loops share what a grid's messages cost. What counts then is how long the first chunk is
-// encoded and the last one decoded, while the link has nothing to do: decision 36.
+// Many loops share the cost of a grid's messages. The time that matters then is that for encoding
+// the first chunk and decoding the last one, while the link is idle: decision 36.
 inline constexpr int kManyLoops = 4;
 inline constexpr size_t kLargestOfManyLoops = size_t{32} << 20;
 

@@ -3,9 +3,9 @@
 //   (2) every shard goes to its owner;
 //   (3) the owner sums in rank order, its own shard unquantised;
 //   (4) mean, second-hop residual, encode;
-//   (5) every owner's result goes to everybody;
+//   (5) every owner's result goes to every rank;
 //   (6) decode the foreign shards.
-// Owners decode their own bytes like everybody else: that is what makes replicas bit-identical.
+// Owners decode their own bytes like every other rank: that is what makes replicas bit-identical.
 //
 // A reduce-scatter is the first half, (1) to (3): the result stays with its owner in full
 // precision, so there is no second residual. An all-gather is the second half, (4) to (6), and
@@ -37,7 +37,7 @@ class TwoHopRun final : public ChunkRun {
     if (half_ != Half::kGather) TakeShards();
   }
 
-  // Verbatim blocks are large for their time on the processor: copying them early delays the sum.
+  // Verbatim blocks are large and are not encoded: copying them early would delay the sum.
   Reception first() const override {
     if (verbatim_) return {};
     return {Tag(1), half_ == Half::kGather ? results_ : incoming_};
@@ -48,7 +48,7 @@ class TwoHopRun final : public ChunkRun {
   struct Shard {
     TensorView input, output;
     float* residual = nullptr;
-    size_t begin = 0;       // in a whole allreduce, from the chunk's begin
+    size_t begin = 0;       // relative to the chunk's start; only in a whole allreduce
     size_t first_draw = 0;  // of stochastic rounding
   };
 
@@ -110,7 +110,7 @@ class TwoHopRun final : public ChunkRun {
     Exchange(Stage::kEncode, Stage::kGather, ToAll(results_[me_]), results_);
   }
 
-  // In a gather the own elements, too, which nothing has decoded yet.
+  // In a gather also this rank's own elements, which nothing has decoded yet.
   void DecodeForeign() {
     const bool gathers = half_ == Half::kGather;
     std::vector<DecodeArgs> shards;
@@ -138,7 +138,7 @@ class TwoHopRun final : public ChunkRun {
                 chunk.codec_offset + begin};
       }
       case Half::kScatter: {
-        // Draws are counted from a block's border, and each rank's part has its own.
+        // Draw numbers begin at a block's border, so each rank's part has its own range of them.
         const size_t part = job_.output.numel;
         const size_t stride = (part + kMaxBlock - 1) / kMaxBlock * kMaxBlock;
         const Range piece = chunk.pieces[r];
@@ -182,7 +182,7 @@ class TwoHopRun final : public ChunkRun {
       return;
     }
     for (int r = 0; r < n_; ++r) {
-      // A gather's input may lie where another rank's elements come in.
+      // A gather's input may overlap the memory that receives another rank's elements.
       const bool in_place = verbatim_ && !(half_ == Half::kGather && r == me_);
       results_.push_back(in_place ? BytesOf(shards_[r].output) : Take(job_.codec.down, Numel(r)));
     }
@@ -195,10 +195,10 @@ class TwoHopRun final : public ChunkRun {
   std::optional<Operands> operands_;  // of a whole allreduce
   std::vector<Shard> shards_;         // by rank
   bool verbatim_ = false;
-  std::vector<MutableBytes> results_;   // each encoded by its owner
-  std::vector<MutableBytes> outgoing_;  // rank r's shard, encoded by this rank
-  std::vector<MutableBytes> incoming_;  // this rank's shard, encoded by rank r
-  std::span<float> scratch_;            // of the reduction
+  std::vector<MutableBytes> results_;   // by rank, each encoded by its owner
+  std::vector<MutableBytes> outgoing_;  // by rank r: its shard, encoded by this rank
+  std::vector<MutableBytes> incoming_;  // by rank r: this rank's shard, encoded by r
+  std::span<float> scratch_;            // for the reduction
 };
 
 std::vector<size_t> ShardsOfWholeBlocks(Range chunk, int world, size_t block) {
@@ -236,7 +236,7 @@ std::vector<PhaseCost> CostsOfScatter(const Chunk& chunk, const CodecPair& codec
   return {costs[0], {.reduced = costs[1].reduced}};
 }
 
-// A chunk holds one rank's elements, of as many as there are ranks.
+// A chunk holds one rank's elements; every rank sends as many.
 std::vector<PhaseCost> CostsOfGather(const Chunk& chunk, const CodecPair& codec) {
   const auto numel = static_cast<double>(chunk.numel());
   const int peers = chunk.world() - 1;

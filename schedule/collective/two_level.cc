@@ -1,25 +1,25 @@
 // The allreduce of a chunk along the rows and then the columns of a grid of ranks, in four hops. A
 // column's part of the chunk is cut into one shard for each of its ranks.
 //   (1) encode the other columns' parts, with the first-hop residuals; each goes along the row;
-//   (2) sum the own column's part over the row, in rank order and fp32; encode the other rows'
+//   (2) sum this column's part over the row, in rank order and fp32; encode the other rows'
 //       shards of that sum, with residuals; each goes along the column;
-//   (3) sum the own shard over the column; mean, second-hop residual, encode; to all of the column;
-//   (4) the column's encoded shards, as they came, to all of the row;
-//   (5) decode all shards, the own one too.
-// Everybody decodes the bytes that the owner made in (3), so replicas are bit-identical.
+//   (3) sum this rank's shard over the column; mean, second-hop residual, encode; to the column;
+//   (4) the column's encoded shards, unchanged, to all of the row;
+//   (5) decode all shards, this rank's too.
+// All ranks decode the bytes that the owner made in (3), so replicas are bit-identical.
 //
 // A rank sends as many bytes as in two hops: (c - 1)/c of the chunk along the row and (r - 1)/(r c)
-// along the column are (n - 1)/n of it, there and back; but in 2 (r + c - 2) messages in place of
-// 2 (n - 1). What is encoded in (1) and in (2) are different elements, and both losses are in units
-// of the gradient and enter the same sum next time. So an element has one residual on a rank, of
-// the first hop but in the own shard, and error feedback needs to know nothing of grids.
+// along the column are (n - 1)/n of it, in each direction; but in 2 (r + c - 2) messages in place
+// of 2 (n - 1). (1) and (2) encode different elements, and both losses are in units of the gradient
+// and enter the same sum in the next step. So an element has one residual on a rank, of the second
+// hop in the rank's own shard and of the first hop elsewhere, and error feedback ignores grids.
 //
 // In a hierarchy a row is a node, whose links are faster than those between nodes. There (1) sends
-// the elements as they are, so only (2) and (3) round: the same as two hops between the nodes. A
-// rank sends (r - 1)/(r c) of the chunk to other nodes, there and back, in place of the
-// (n - c)/n of two hops: c times less. The residuals of other columns' parts are zero then, unless
-// another layout has left some; (1) sends these along. (4) stays encoded, since that is less to
-// move, and everybody decodes the same bytes.
+// uncompressed elements, so only (2) and (3) round, like two hops between the nodes. A rank sends
+// (r - 1)/(r c) of the chunk to other nodes in each direction, in place of (n - c)/n with two hops:
+// c times less. The residuals of other columns' parts are then zero, unless another layout has left
+// some, which (1) adds to the elements. (4) stays encoded, since that is less to move, and all
+// ranks decode the same bytes.
 #include <algorithm>
 #include <vector>
 
@@ -59,7 +59,7 @@ class TwoLevelRun final : public ChunkRun {
     TakeResults();
   }
 
-  // Elements as they are delay the sum if they are copied early.
+  // Copying uncompressed elements early would delay the sum.
   Reception first() const override {
     return rows_ == Rows::kEncoded ? Reception{Tag(1), blocks_[0].recv} : Reception();
   }
@@ -96,7 +96,7 @@ class TwoLevelRun final : public ChunkRun {
     Next(0, Stage::kEncode, Stage::kExchange);
   }
 
-  // Sums are fp32 whatever the input is, so that it is rounded to the codec's values only.
+  // Sums are fp32 whatever the input is, so only the codec rounds them.
   void ReducePart() {
     const Range part = Part(column_);
     const CodecSpec fp32 = LosslessSpec(DType::kF32);
@@ -155,8 +155,8 @@ class TwoLevelRun final : public ChunkRun {
     operands_.Store();
   }
 
-  // The hop after a phase. Blocks of the hop after it have memory of their own, so they may come
-  // early.
+  // The hop after a phase. The blocks of the hop after it may come early: they have their own
+  // memory.
   void Next(int phase, Stage made_in, Stage stage) {
     const Blocks& blocks = blocks_[phase];
     const bool last = phase + 1 == kHops;
@@ -164,7 +164,7 @@ class TwoLevelRun final : public ChunkRun {
              last ? std::span<const MutableBytes>() : blocks_[phase + 1].recv);
   }
 
-  // Ranges are counted from the chunk's begin.
+  // Ranges are relative to the chunk's start.
   Range FromBegin(Range range) const {
     const size_t begin = job_.chunk->elements.begin;
     return {range.begin - begin, range.end - begin};
@@ -183,22 +183,22 @@ class TwoLevelRun final : public ChunkRun {
   float* Residual(Range range) const {
     return operands_.residual() == nullptr ? nullptr : operands_.residual() + range.begin;
   }
-  // A rank encodes an element once on its way to the owner, as its own value or as its row's sum;
-  // so the draws of both are told apart by the element.
+  // A rank encodes an element once on its way to the owner, either its own value or its row's sum;
+  // so the element's index alone gives distinct draws.
   EncodeArgs Encoding(EncodeArgs values, const CodecSpec& spec, Range range,
                       MutableBytes wire) const {
     values.draws = DrawsOf(job_, spec, me_ + 1, job_.chunk->codec_offset + range.begin);
     values.wire = wire.data();
     return values;
   }
-  // The results will be there, so nothing else needs the memory until then.
+  // The sum may use the memory of the results, which nothing else uses before they are decoded.
   std::span<float> SumRoom() {
     const TensorView results = Slice(operands_.output(), Part(column_));
     if (results.dtype != DType::kF32) return space_.TakeOf<float>(results.numel);
     return {static_cast<float*>(results.data), results.numel};
   }
-  // Elements that are their own wire bytes go from where they are, if no residual goes with them.
-  // Residuals of other columns are gone after a step; only those that step aside come back.
+  // Verbatim elements are sent directly from the input, if no residual is to be added. Residuals of
+  // other columns are zero after a step; only those of absent parameters, set aside, return.
   bool GoAsTheyLie() const {
     if (!IsVerbatim(row_codec_, operands_.input().dtype)) return false;
     const float* const residual = operands_.residual();
@@ -212,7 +212,7 @@ class TwoLevelRun final : public ChunkRun {
     return rank == me_ ? nullptr : blocks.recv[rank].data();
   }
 
-  // Parts go out, and this column's part comes in.
+  // Sends the other columns' parts, and receives this column's part.
   void TakeAlongTheRow() {
     outgoing_parts_.resize(grid_.columns);
     for (int c = 0; c < grid_.columns; ++c) {
@@ -222,7 +222,7 @@ class TwoLevelRun final : public ChunkRun {
       blocks_[0].recv[peer] = PartRoom(column_);
     }
   }
-  // Shards of this column's sum go out, and this rank's shard comes in.
+  // Sends the shards of this column's sum, and receives this rank's shard.
   void TakeAlongTheColumn() {
     outgoing_shards_.resize(grid_.rows);
     for (int r = 0; r < grid_.rows; ++r) {
@@ -232,7 +232,7 @@ class TwoLevelRun final : public ChunkRun {
       blocks_[1].recv[peer] = Room(job_.codec.up, Shard(row_, column_));
     }
   }
-  // The results of a column lie together, since they go along the row as one block.
+  // A column's results are contiguous, since they go along the row as one block.
   void TakeResults() {
     results_.resize(space_.members.size);
     std::vector<MutableBytes> columns;
@@ -266,7 +266,7 @@ class TwoLevelRun final : public ChunkRun {
   MutableBytes Room(const CodecSpec& spec, Range range) const {
     return space_.Take(EncodedBytes(spec, Numel(range)));
   }
-  // Without the padding where elements may be their own wire bytes, which have none.
+  // Without padding if the elements are verbatim, since they have none.
   MutableBytes PartRoom(int column) const {
     const MutableBytes room = Room(row_codec_, Part(column));
     const bool verbatim = IsVerbatim(row_codec_, operands_.input().dtype);
@@ -280,8 +280,8 @@ class TwoLevelRun final : public ChunkRun {
   const Rows rows_;
   Operands operands_;
   const CodecSpec row_codec_;
-  const std::span<float> sum_;                 // of the row, of this column's part
-  const std::span<float> scratch_;             // of both reductions
+  const std::span<float> sum_;                 // over the row, of this column's part
+  const std::span<float> scratch_;             // for both reductions
   std::vector<MutableBytes> outgoing_parts_;   // by column, encoded by this rank
   std::vector<MutableBytes> outgoing_shards_;  // by row, encoded by this rank
   std::vector<MutableBytes> results_;          // by number of the shard, encoded by its owner
@@ -293,8 +293,7 @@ Range OwnShard(const Chunk& chunk, int rank) {
   return chunk.shard(grid.shard(grid.row(rank), grid.column(rank)));
 }
 
-// Along a row goes the foreign columns' part of a chunk, and along a column the foreign rows' part
-// of that.
+// Along a row go the other columns' parts of a chunk; along a column a part's other shards.
 template <Rows kRows>
 std::vector<PhaseCost> CostsBy(const Chunk& chunk, const CodecPair& codec) {
   using To = PhaseCost::To;

@@ -29,7 +29,7 @@ absl::Status CheckMomentum(const BucketRequest& request, const std::string& wher
                    "momentum would count it once a rank"));
 }
 
-// All but the allreduce cut the bucket by ranks, so its codec is one.
+// All collectives but the allreduce cut the bucket by ranks, so it has a single codec.
 absl::Status CheckScattered(const BucketRequest& request, const Membership& members,
                             const Options& options, const std::string& where) {
   const bool divides = request.collective != Collective::kAllGather;

@@ -1,4 +1,4 @@
-// Checks of what a group and its buckets are described with, which need no peer.
+// Checks of options and bucket descriptions that need no peer.
 #ifndef THINWIRE_SCHEDULE_ENGINE_CHECKS_H_
 #define THINWIRE_SCHEDULE_ENGINE_CHECKS_H_
 

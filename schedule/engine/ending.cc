@@ -11,16 +11,17 @@
 namespace thinwire {
 namespace {
 
-constexpr std::chrono::milliseconds kBetterReason(250);  // to overtake a closed socket
-// A peer that has stopped never echoes, and takes no last words. Those that the roll call finds
-// silent are not waited for; waiting for another must not add much to the timeout that it has cost
-// already.
+// How long a better reason may take to arrive after a closed connection.
+constexpr std::chrono::milliseconds kBetterReason(250);
+// A stopped peer never echoes, and never reads what is sent to it. Peers that the roll call finds
+// silent are not waited for; waiting for any other stopped peer must not add much to the timeout
+// that it has cost already.
 constexpr std::chrono::milliseconds kEchoes(250);     // at most, and a 20th of the timeout
 constexpr std::chrono::milliseconds kLastWords(200);  // at most, and a 50th of the timeout
 
 using Tell = FailureProtocol::Tell;
 
-constexpr double kPause_s = 0.1;  // between two questions whether a peer is there
+constexpr double kPause_s = 0.1;  // between two pings of a peer
 constexpr std::chrono::milliseconds kTurn(20);
 
 bool NamesARank(const absl::Status& status) { return absl::StartsWith(status.message(), "rank "); }
@@ -57,7 +58,7 @@ void FailureProtocol::Beat(Deadline now) {
 
 std::chrono::duration<double> FailureProtocol::StoodStill(Deadline now) const {
   const absl::MutexLock lock(&mu_);
-  // Another thread may be awake before the one that beats.
+  // Another thread may wake up before the one that calls Beat.
   if (last_beat_.has_value() && now - *last_beat_ >= standstill_) return now - *last_beat_;
   if (woke_.has_value() && now - *woke_ < timeout_) return stood_;
   return {};
@@ -80,7 +81,7 @@ absl::Status FailureProtocol::Explain(const std::string& tensor, const absl::Sta
   const std::string named = absl::StrCat("tensor '", tensor, "'");
   const std::string whole = absl::StrCat("rank ", members_.rank, ", ", named);
   if (absl::StartsWith(status.message(), whole)) return status;
-  // The reason may name the tensor itself, and says it better then: with the rank that it is about.
+  // If the reason names the tensor itself, it does so better: with the rank that it is about.
   const std::string place =
       absl::StrContains(status.message(), named) ? "" : absl::StrCat(", ", named);
   return absl::Status(status.code(),
@@ -128,7 +129,7 @@ void FailureProtocol::OnPeerFailed(absl::Status reason, int silent) {
 }
 
 void FailureProtocol::OnControlLost(const absl::Status& reason, Tell tell) {
-  // A plane of this rank may have failed by this rank's device.
+  // This rank's control plane may have failed because of its device; then the reason names no rank.
   const std::string of_rank = NamesARank(reason) ? "" : absl::StrCat("rank ", members_.rank, ": ");
   Fail(absl::Status(reason.code(), absl::StrCat(of_rank, reason.message())), tell);
   OnEchoes(peers());
@@ -212,7 +213,7 @@ void Farewell::OnFinished() {
   TellFinished(peers);
 }
 
-// The peers that have said goodbye, and are now to hear that this rank needs nothing of them.
+// Takes the peers that have said goodbye and to which kByeHeard is now due.
 std::vector<int> Farewell::TakeFinishedFor() {
   std::vector<int> peers;
   for (int rank = 0; rank < members_.size; ++rank) {
@@ -254,7 +255,7 @@ bool Farewell::AwaitUnneeded(std::chrono::milliseconds patience) {
   return IsUnneeded();
 }
 
-// Asks the peers that may need this rank whether they are there. True if none of them is.
+// Pings the peers that may need this rank. True if none of them answers.
 bool Farewell::AsksInVain() {
   std::vector<int> asked;
   bool in_vain = true;
@@ -297,9 +298,9 @@ void Farewell::OnControlLost(const absl::Status& reason) {
   bool parted;
   {
     const absl::MutexLock lock(&mu_);
-    // A peer that has said goodbye may leave once all is done here. That fails what comes later,
-    // and is no news to the others, who have heard its goodbye as well. While something is under
-    // way it is another peer that is lost.
+    // A peer that has said goodbye may leave once all collectives are done here. Later collectives
+    // then fail, but the other ranks, which got its goodbye too, need not be told. While a
+    // collective is under way, the lost peer is another one.
     const bool has_left = byes_ > 0 && finished_ == started_;
     parted = said_ || has_left;
     if (has_left) known = Reason();
@@ -316,7 +317,7 @@ void Farewell::Say() {
   }
   failure_.SendToAll(PackBye(started));
   const Deadline patience = Clock::now() + timeout_;
-  // In turns, since a group that fails meanwhile says no more.
+  // In short turns, to notice a group that fails meanwhile.
   while (!AwaitUnneeded(kTurn)) {
     if (failure_.failed() || Clock::now() >= patience || AsksInVain()) return;
   }

@@ -1,4 +1,4 @@
-// How a group ends, on every rank alike:
+// How a group ends, in the same way on every rank:
 //
 //   FailureProtocol  by a failure, with one reason
 //   Farewell         in order, with goodbyes
@@ -27,58 +27,58 @@
 
 namespace thinwire {
 
-// The failure of that tensor on this rank, as every rank is told. A reason that begins with no rank
-// is this one's own, such as its device's.
+// The failure of `tensor` on this rank, as every rank reports it. A message that does not begin
+// with "rank " is about this rank (such as its device), so the rank is prepended.
 absl::Status OfTensor(int rank, const std::string& tensor, const absl::Status& status);
 
 // FailureProtocol fails a group, once, for one reason, on every rank.
 //
-// The first reason wins. It goes to every rank directly, and every rank passes it on, so a peer's
-// own word is the echo. A caller that gets an error may end its process at once, and a process that
-// ends takes along what it has not sent, and what its peers have not read; so callers hear of a
-// failure last: when every peer has heard of it, or can't be heard any more.
+// The first reason wins. It is sent to every rank directly, and every rank sends it on to all
+// others; the reason that a peer sends counts as that peer's echo. A caller that gets an error may
+// end its process at once, and what that process has not sent, or its peers have not read, is then
+// lost. So callers get the failure last: when every peer has echoed it or can't answer.
 //
 // A process that was stopped (by SIGSTOP, a debugger or a frozen container) finds on waking that
-// its peers have given it up, and would take them for lost. So the protocol watches a beat, and
-// where that has paused for a quarter of the timeout, and for half a second, the reason says so
-// until a timeout after the pause. Thread-safe.
+// its peers have closed their connections, and would report them as lost. So if Beat was not called
+// for a quarter of the timeout, and at least half a second, then until one timeout later the reason
+// of a lost peer or a passed deadline names that pause. Thread-safe.
 class FailureProtocol {
  public:
   enum class Tell { kEveryone, kNobody };
 
-  // References outlive it; the transport is empty in a world of one. Of the options: the timeout,
-  // of which a silent peer may cost a small part, and flight_path, where the last events go
-  // with the first failure.
+  // References must outlive this object; the transport is empty in a world of one. Uses two
+  // options: the timeout (waiting for a silent peer adds a small part of it), and flight_path,
+  // where the last events are written with the first failure.
   FailureProtocol(const Membership& members, const Options& options, Transport& transport,
                   Records& records);
 
-  // To be called every few milliseconds.
+  // Call every few milliseconds.
   void Beat(Deadline now);
-  // The reason as Fail takes it at that time: if this process stood still, the words say so, and
-  // peers that are gone are no lost peers but a passed deadline.
+  // Returns the reason as Fail would record it at `now`: if this process was stopped, the message
+  // says so, and Unavailable (lost peers) becomes DeadlineExceeded.
   absl::Status WithStandstill(const absl::Status& reason, Deadline now) const;
 
-  // Takes the reason, if it is the first, and tells it to everyone or nobody. silent: how many
-  // peers are known not to answer; nobody waits for their echoes.
+  // Records the reason, if it is the first, and sends it to all peers or to none. silent: the
+  // number of peers known not to answer, whose echoes are not waited for.
   void Fail(absl::Status reason, Tell tell, int silent = 0);
-  // An exchange of that tensor failed. A rank that fails says why and then closes its connections,
-  // and its peers may notice the latter first; so a lost connection waits a moment for a better
-  // reason.
+  // An exchange of `tensor` failed. A rank that fails sends its reason and then closes its
+  // connections, and peers may notice the closed connection first; so after a lost connection this
+  // waits a moment for a better reason.
   void FailFromExchange(const absl::Status& status, const std::string& tensor);
 
-  void OnPeerFailed(absl::Status reason, int silent);         // a peer told its reason
-  void OnControlLost(const absl::Status& reason, Tell tell);  // nobody is heard from here on
+  void OnPeerFailed(absl::Status reason, int silent);         // a peer sent its reason
+  void OnControlLost(const absl::Status& reason, Tell tell);  // no more frames arrive
   void SendToAll(const ControlFrame& frame);
 
   bool failed() const { return failed_.load(std::memory_order_acquire); }
   absl::Status status() const;  // the first reason, or OK
   absl::Status Explain(const std::string& tensor, const absl::Status& status) const;
 
-  // True once the group has failed; false if it has not after `patience`.
+  // Waits for a failure. True if the group has failed; false if it has not after `patience`.
   bool AwaitFailure(std::chrono::milliseconds patience) const;
-  // After a failure: waits for the echoes, aborts the transport, and lets callers hear of it.
+  // After a failure: waits for the echoes, aborts the transport, and lets callers get the failure.
   void CarryThrough();
-  // Before a failure is handed to a caller.
+  // Call before a failure is returned to a caller: waits until CarryThrough allows it.
   void AwaitTold() const;
 
  private:
@@ -96,55 +96,56 @@ class FailureProtocol {
   const std::string flight_path_;
   const std::chrono::milliseconds timeout_, standstill_;  // the least pause that counts
   const std::chrono::milliseconds echo_patience_;
-  const std::chrono::milliseconds last_words_;  // for the own reason to leave
+  const std::chrono::milliseconds last_words_;  // for this rank's reason to be sent
   std::atomic<bool> failed_{false};
   mutable absl::Mutex mu_;
   mutable SteadyCondVar changed_;  // the status or the echoes
   absl::Status status_ ABSL_GUARDED_BY(mu_);
-  int echoes_ ABSL_GUARDED_BY(mu_) = 0;     // peers that have failed as well, or can't say so
-  int silent_ ABSL_GUARDED_BY(mu_) = 0;     // peers that will not say so
-  bool told_ ABSL_GUARDED_BY(mu_) = false;  // status_ may be handed out
+  int echoes_ ABSL_GUARDED_BY(mu_) = 0;     // peers that have failed as well, or can't answer
+  int silent_ ABSL_GUARDED_BY(mu_) = 0;     // peers known not to answer
+  bool told_ ABSL_GUARDED_BY(mu_) = false;  // status_ may be returned to callers
   std::optional<Deadline> last_beat_ ABSL_GUARDED_BY(mu_);
-  std::optional<Deadline> woke_ ABSL_GUARDED_BY(mu_);  // from the last standstill
+  std::optional<Deadline> woke_ ABSL_GUARDED_BY(mu_);  // end of the last pause
   std::chrono::duration<double> stood_ ABSL_GUARDED_BY(mu_){0};
 };
 
-// Farewell ends a group in order. A rank that closes tells its peers, with the number of
+// Farewell ends a group in order. A rank that closes sends its peers a goodbye with the number of
 // collectives that it has started, and waits until its peers have finished these as well: a rank
-// may have all that it wants while its peers still exchange their last chunk, and a closed
-// connection would look like a lost peer to them. A peer that still works says so when it is asked,
-// and is waited for; one that answers nothing has stopped, and is not. A collective that a peer's
-// goodbye does not count will never finish, so it fails the group at once. Thread-safe.
+// may have all its results while its peers still exchange their last chunk, and a closed connection
+// would look like a lost peer to them. A closing rank pings the peers that it waits for, and stops
+// waiting when none of them answers any more. A collective beyond the number in a peer's goodbye
+// will never finish, so it fails the group at once. Thread-safe.
 class Farewell {
  public:
-  // References outlive it; `control` is null in a world of one. timeout: the group's, within which
-  // every collective that was started ends.
+  // References must outlive this object; `control` is null in a world of one. timeout: the group's,
+  // within which every started collective ends.
   Farewell(const Membership& members, std::chrono::milliseconds timeout, ControlPlane* control,
            FailureProtocol& failure);
 
   // This rank has started its collective number `started`, from 1.
   void OnStarted(uint64_t started);
-  // One of them is done.
+  // A collective is done.
   void OnFinished();
-  // A peer closes. It has started as many collectives as `started` says.
+  // A peer closes, after it has started `started` collectives.
   void OnBye(int from, uint64_t started);
-  // A peer has finished all that this rank's goodbye counts.
+  // A peer has finished all collectives that this rank's goodbye counts.
   void OnByeHeard(int from);
-  // A peer answers, and may be at work still.
+  // A peer has answered a ping, so it may still be at work.
   void OnPong(int from);
-  // Nobody is heard from here on. That is no failure after the own goodbye, since a peer that has
-  // heard everybody's goodbye leaves, maybe before this rank has heard them all.
+  // The control plane has failed: no more frames arrive. After this rank's goodbye that is no
+  // failure, since a peer that has all goodbyes leaves, maybe before this rank has them.
   void OnControlLost(const absl::Status& reason);
 
-  // Tells the peers that this rank closes, and waits until nobody needs this rank any more, or
-  // can't be heard.
+  // Tells the peers that this rank closes, and waits until no peer needs this rank any more. Stops
+  // waiting when the peers that still need it are all silent, the group fails, or the timeout
+  // passes.
   void Say();
 
  private:
   struct Peer {
-    bool parted = false;         // it has said goodbye, and is to be told once
-    uint64_t counts = 0;         // as many collectives are done here
-    bool needs_nothing = false;  // of this rank
+    bool parted = false;         // it has said goodbye, and still awaits our kByeHeard
+    uint64_t counts = 0;         // collectives that must be done here before kByeHeard is sent
+    bool needs_nothing = false;  // from this rank
   };
 
   bool IsUnneeded() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
@@ -160,15 +161,15 @@ class Farewell {
   ControlPlane* const control_;
   FailureProtocol& failure_;
   absl::Mutex mu_;
-  SteadyCondVar changed_;                         // what peers need
+  SteadyCondVar changed_;                         // Peer::needs_nothing of a peer
   std::vector<Peer> peers_ ABSL_GUARDED_BY(mu_);  // by rank
-  RollCall roll_ ABSL_GUARDED_BY(mu_);            // of those that may still need this rank
+  RollCall roll_ ABSL_GUARDED_BY(mu_);            // of peers that may still need this rank
   uint64_t finished_ ABSL_GUARDED_BY(mu_) = 0;
   uint64_t started_ ABSL_GUARDED_BY(mu_) = 0;
   bool said_ ABSL_GUARDED_BY(mu_) = false;
   int byes_ ABSL_GUARDED_BY(mu_) = 0;          // peers that have said goodbye
-  int first_ ABSL_GUARDED_BY(mu_) = 0;         // of them: the one that started the least
-  uint64_t counted_ ABSL_GUARDED_BY(mu_) = 0;  // what that one started
+  int first_ ABSL_GUARDED_BY(mu_) = 0;         // of these peers, the one that started the fewest
+  uint64_t counted_ ABSL_GUARDED_BY(mu_) = 0;  // collectives that peer started
 };
 
 }  // namespace thinwire

@@ -19,9 +19,9 @@ using Tell = FailureProtocol::Tell;
 
 constexpr std::chrono::milliseconds kBeat(20);  // of the thread that keeps the time
 
-// The wait for all ranks' latency is this at most, and a quarter of the timeout: a rank may be slow
-// to come, and who waits for one that is stopped must still submit in time to be no late one
-// itself. The wait is in turns, since a group that fails meanwhile answers no more.
+// The wait for all ranks' latency takes at most this, and at most a quarter of the timeout: a rank
+// may start late, and a rank that waits for a stopped one must still submit in time not to be late
+// itself. The wait is in short turns, since peers stop answering when the group fails.
 constexpr std::chrono::milliseconds kLatencyPatience(2000);
 constexpr std::chrono::milliseconds kLook(1);  // for the peers' answers
 
@@ -36,8 +36,7 @@ DataTraits TraitsOf(const Transport& transport) {
   return transport.empty() ? DataTraits() : transport.data->traits();
 }
 
-// A data plane of device memory has no use for tensors of the host, nor for checksums, which a
-// processor makes.
+// A data plane of device memory supports neither host tensors nor checksums (made by the CPU).
 absl::Status CheckMemory(const Options& options, const Transport& transport, const Device* device) {
   if (transport.empty() || transport.data->traits().memory == Memory::kHost) {
     return absl::OkStatus();
@@ -55,7 +54,7 @@ absl::Status CheckMemory(const Options& options, const Transport& transport, con
   return absl::OkStatus();
 }
 
-// All that can be known before an engine is there.
+// All checks that need no engine.
 absl::Status CheckParts(const Settled& settled, const Membership& members,
                         const Transport& transport, const Device* device) {
   if (absl::Status bad = CheckOptions(*settled); !bad.ok()) return bad;
@@ -69,7 +68,7 @@ absl::Status CheckParts(const Settled& settled, const Membership& members,
   return device == nullptr ? absl::OkStatus() : CheckKernels(*settled, *device);
 }
 
-// A kernel can't be asked to read what is not its device's, or not aligned to an element.
+// Kernels read only memory of their device, aligned to whole elements.
 absl::Status CheckHeld(const TensorView& view, const Device& device) {
   if (!device.Holds(view.data)) {
     return absl::InvalidArgumentError(absl::StrCat("its memory is not of ", device.name(),
@@ -81,8 +80,8 @@ absl::Status CheckHeld(const TensorView& view, const Device& device) {
                                                  "align it, or copy it"));
 }
 
-// True where every element of the output is written after what it replaces of the input was read:
-// they are apart, or this rank's own elements have the same place in both.
+// True if every output element is written only after the input element in the same memory was read:
+// input and output do not overlap, or this rank's own elements have the same place in both.
 bool MayShareMemory(const TensorView& in, const TensorView& out, Collective collective, int rank) {
   const auto *read = static_cast<const uint8_t*>(in.data),
              *written = static_cast<const uint8_t*>(out.data);
@@ -163,8 +162,8 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(const Settled& settled, T
     return absl::Status(bad.code(), absl::StrCat("rank ", members.rank, ": ", bad.message()));
   };
   if (!bad.ok()) {
-    // Its peers may have their engines already, and wait for this rank. The transport's end takes
-    // along what is sent before.
+    // Peers may have their engines already, and wait for this rank. Destroying the transport gives
+    // frames sent before it a moment to leave.
     if (!transport.empty()) transport.control->SendToAll(PackFailure(of_rank()));
     return of_rank();
   }
@@ -190,7 +189,7 @@ Engine::Engine(const Options& options, Transport transport, std::shared_ptr<Devi
       failure_(members_, options, transport_, records_),
       farewell_(members_, options.timeout, transport_.control.get(), failure_),
       tensors_(options_, members_, matching_, device_,
-               options.lanes + 1 + options.predicted_lanes),  // 1: of small tensors
+               options.lanes + 1 + options.predicted_lanes),  // 1: for small tensors
       chunk_spaces_(device_.get(), transport_.data.get(), options.timeout),
       direct_spaces_(device_.get(), transport_.data.get(), options.timeout),
       sequencer_(members_, options, matching_, HopShares(members_.size, options)) {}
@@ -218,7 +217,7 @@ absl::Status Engine::StartThreads() {
 }
 
 Engine::~Engine() {
-  if (!timekeeper_.joinable()) return;  // there is none in a world of one
+  if (!timekeeper_.joinable()) return;  // a world of one has no threads
   const bool orderly = tensors_.idle() && !failure_.failed();
   if (orderly) farewell_.Say();
   failure_.Fail(
@@ -227,7 +226,7 @@ Engine::~Engine() {
   timekeeper_.join();
   if (reader_.joinable()) reader_.join();  // else it could not start
   executor_.reset();
-  records_.WriteTrace().IgnoreError();  // there is nobody left to tell
+  records_.WriteTrace().IgnoreError();  // no caller is left to report it to
 }
 
 absl::StatusOr<std::shared_ptr<const Bucket>> Engine::Register(const BucketRequest& request) {
@@ -241,9 +240,9 @@ absl::StatusOr<std::shared_ptr<const Bucket>> Engine::Register(const BucketReque
   return Refusal(*bucket, status);
 }
 
-// So that no step asks the device for memory. Announced chunks run on `lanes` lanes, and those that
-// a prediction adds have memory reserved when it comes. A tensor that goes at once is in flight
-// once.
+// Reserves memory so that no step allocates device memory. Announced chunks run on `lanes` lanes;
+// memory for predicted chunks is reserved when the prediction arrives. A tensor that goes at once
+// is in flight at most once.
 absl::Status Engine::Reserve(const Bucket& bucket) {
   if (bucket.route() != Route::kOrdered) {
     return direct_spaces_.Reserve(bucket.report().key, bucket.chunk_memory());
@@ -259,7 +258,7 @@ absl::StatusOr<UsePtr> Engine::Submit(const std::shared_ptr<const Bucket>& bucke
   if (failure_.failed()) return Refusal(*bucket, failure_.status());
   const absl::StatusOr<UsePtr> begun = tensors_.Begin(bucket, submission);
   if (!begun.ok()) {
-    // The caller can put bad input right; for a rank whose device fails its peers would wait.
+    // Bad input concerns only the caller; but if this rank's device fails, its peers would wait.
     if (!absl::IsInvalidArgument(begun.status())) {
       failure_.Fail(begun.status(), Tell::kEveryone);
     }
@@ -287,7 +286,7 @@ absl::StatusOr<UsePtr> Engine::Start(const CollectiveRequest& request) {
   return Submit(*bucket, request.submission());
 }
 
-// A call that comes after a failure is told the first reason, once all ranks have heard it.
+// A call after a failure returns the first reason, once all ranks have it.
 absl::Status Engine::Refusal(const Bucket& bucket, const absl::Status& status) const {
   if (!failure_.failed()) return status;
   failure_.AwaitTold();
@@ -321,7 +320,7 @@ absl::Status Engine::RunLocal(Use& use) {
   return status;
 }
 
-// Tells the sequencer of one event at a time, and carries out its outbox in order, with no lock
+// Passes one event at a time to the sequencer, and carries out its outbox in order, with no lock
 // held.
 template <typename Event>
 void Engine::TellSequencer(Event event) {
@@ -371,7 +370,7 @@ void Engine::Send(int to, const OrderMessage& message) {
   });
 }
 
-// Rank 0 measures its peers' latency, and waits for their answers, a while.
+// Rank 0 measures its peers' latency, and waits a limited time for their answers.
 void Engine::MeasureLatency() {
   TellSequencer([](Sequencer& s) { s.Begin(Now()); });
   const Deadline patience = Clock::now() + std::min(kLatencyPatience, options_.timeout / 4);
@@ -395,7 +394,7 @@ void Engine::OnChunkEnd(const StartChunk& start, absl::Status status) {
   if (left != Use::Left::kSome) Retire(use, left);
 }
 
-// Ends a use that no thread touches any more. One that is not done failed with the group.
+// Ends a use that no thread works on any more. A use that is not done has failed with the group.
 void Engine::Retire(Use& use, Use::Left left) {
   if (left == Use::Left::kFailed) failure_.AwaitTold();
   tensors_.Remove(use);
@@ -407,7 +406,7 @@ void Engine::Retire(Use& use, Use::Left left) {
   farewell_.OnFinished();
 }
 
-// Lets the sequencer look at the time until the group fails, and then carries the failure through.
+// The watchdog: passes the time to the sequencer until the group fails, then ends everything.
 void Engine::KeepTime() {
   do {
     failure_.Beat(Clock::now());
@@ -416,15 +415,15 @@ void Engine::KeepTime() {
   EndAll();
 }
 
-// The group has failed: all ranks hear of it, and what no thread is touching ends here. Lanes and
-// waiting callers end the rest as they come back.
+// The group has failed: tells all ranks, and ends the uses that no thread is working on. Lanes and
+// waiting callers end the others when they return.
 void Engine::EndAll() {
   failure_.CarryThrough();
   executor_->Close();
   for (const UsePtr& use : tensors_.Close(failure_.status())) Retire(*use, Use::Left::kFailed);
 }
 
-// Hands each control frame to whom it concerns, until the control plane fails.
+// Passes each control frame to the part that handles it, until the control plane fails.
 void Engine::ReadFrames() {
   for (;;) {
     const absl::StatusOr<ControlMessage> message = transport_.control->Receive();
@@ -452,7 +451,7 @@ void Engine::OnFrame(const ControlMessage& message) {
   }
 }
 
-// Whoever fails its group may end its process next.
+// Waits until all ranks have the reason, since the caller may end its process next.
 void Engine::Abort(absl::Status reason) {
   failure_.Fail(std::move(reason), Tell::kEveryone);
   failure_.AwaitTold();

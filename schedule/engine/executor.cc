@@ -31,8 +31,7 @@ Lane::Lane(const Lane& beside, int row)
       stream_(beside.stream_),
       of_stream_(beside.of_stream_) {}
 
-// The stream waits until the tensor is ready, for earlier users of its memory, which its fence
-// knows, and for those of the workspace.
+// The stream waits for the tensor, and for earlier users of its memory (fence) and the workspace.
 bool Lane::Begin() {
   Use& use = UseOf(start);
   if (!use.BeginChunk()) return false;
@@ -90,8 +89,8 @@ bool Lane::Advance() {
 }
 
 void Lane::OnHopEnded() {
-  exchange.reset();  // it may hold memory that the next one takes
-  // The host queues all stages of a lane that flushes, and their time passes in the flush.
+  exchange.reset();  // it may hold memory that the next exchange needs
+  // With a plane that flushes, the host only queues the stages; they run during the flush.
   EndStage(flushing_ ? Stage::kExchange : hop_->stage);
   if (flushing_) return;
   records_.Event(FlightEvent::kHopEnded, use().label, start.chunk, 0, hops_);
@@ -108,10 +107,11 @@ void Lane::WaitForAll() {
 }
 
 absl::Status Lane::Finish() {
-  if (expected_ != nullptr) {  // it failed half-way, and the next hop would write into its memory
+  // The chunk failed half-way, and the next hop would still write into its memory.
+  if (expected_ != nullptr) {
     plane().Abort(OfTensor(plane().rank(), use().label, status));
-    // If it were dropped, that could be the first failure of a plane which another thread is only
-    // just telling of this one.
+    // Ends it in order: if it were dropped, that could become the plane's first failure while
+    // another thread is still passing this reason to the plane.
     expected_->Send(std::vector<Bytes>(static_cast<size_t>(plane().size())));
     expected_->Wait(Deadline::max()).IgnoreError();
     expected_.reset();
@@ -127,14 +127,14 @@ absl::Status Lane::Finish() {
   return std::move(status);
 }
 
-// Where the chunk is good, its work goes on; where it has failed, it must end here.
+// If the chunk succeeded, its queued work goes on; if it failed, the work must end here.
 absl::Status Lane::AwaitStream(const std::shared_ptr<DeviceEvent>& end) {
   if (status.ok()) {
     use().fence->Set(slot_, end);
     status = stream_->status();
   }
   if (status.ok()) return status;
-  // A stream that waits for peers comes to its end only when its plane has failed.
+  // A stream that waits for peers ends only when its plane fails.
   if (spaces_.plane().traits().memory == Memory::kStream) spaces_.plane().Abort(status);
   stream_->Synchronize(Clock::now() + spaces_.patience()).IgnoreError();
   return status;
@@ -148,7 +148,7 @@ void IssueOrder::Add(const void* chunk, int hops, bool drain) {
   if (drain) FlushPrevious();
 }
 
-// They are next, whether the first one has been issued by now or not.
+// The previous chunk's later hops come next, whether its first hop has been issued or not.
 void IssueOrder::FlushPrevious() {
   if (previous_ != nullptr) hops_.insert(hops_.end(), later_hops_, previous_);
   previous_ = nullptr;
@@ -186,7 +186,7 @@ absl::Status Executor::Begin() {
   for (int lane = 0; lane < options_.lanes; ++lane) {
     if (absl::Status status = AddLane(); !status.ok()) return status;
   }
-  if (traits_.matching == Matching::kByTag) {  // else small tensors go in order as well
+  if (traits_.matching == Matching::kByTag) {  // otherwise small tensors go in order as well
     absl::StatusOr<std::unique_ptr<Lane>> lane =
         Lane::Make(direct_spaces_, options_.lanes, options_, records_, nullptr);
     if (!lane.ok()) return lane.status();
@@ -253,8 +253,7 @@ bool Executor::Admit(const StartChunk& start) {
   return true;
 }
 
-// True if the lane may go on, as far as the order of hops is concerned; with none left it has only
-// to be finished.
+// True if the order of hops lets the lane go on. A lane with no hops left only has to be finished.
 bool Executor::IsDue(const Lane& lane) const {
   if (traits_.matching == Matching::kByTag || closed_) return true;
   return lane.hops_left == 0 || order_.IsNext(&lane);
@@ -312,7 +311,7 @@ void Executor::Run(Worker& worker) {
   while (Lane* const lane = Next(worker)) GoOn(*lane);
 }
 
-// Null once the executor is closed and nothing is on its way.
+// Null once the executor is closed and no chunk is under way.
 Lane* Executor::Next(Worker& worker) {
   const absl::MutexLock lock(&mu_);
   if (Lane* const lane = TakeDue(); lane != nullptr || over()) return lane;
@@ -321,7 +320,7 @@ Lane* Executor::Next(Worker& worker) {
   return std::exchange(worker.lane, nullptr);
 }
 
-// Works on the chunk until it ends, or an event is to bring it back.
+// Works on the chunk until it ends, or until it waits for an event, which makes it ready again.
 void Executor::GoOn(Lane& lane) {
   if (lane.begun()) {
     lane.OnHopEnded();
@@ -346,7 +345,7 @@ void Executor::Finish(Lane& lane) {
 // Starts the lane's next exchange; false if there is none.
 bool Executor::Issue(Lane& lane) {
   if (!lane.Advance()) return false;
-  if (lane.hops_left > 0) {  // else it is the flush, which no order concerns
+  if (lane.hops_left > 0) {  // otherwise it is the flush, which is outside the order
     --lane.hops_left;
     const absl::MutexLock lock(&mu_);
     if (!closed_) order_.Pop();
@@ -379,7 +378,7 @@ void Executor::StartDirect(const UsePtr& use, bool caller_waits) {
     const absl::MutexLock lock(&mu_);
     if (closed_) return;
     if (direct_spaces_.device() == nullptr) {
-      Push(to_finish_, use).IgnoreError();  // without a thread, whoever waits for it finishes it
+      Push(to_finish_, use).IgnoreError();  // without a thread, a caller that waits finishes it
       return;
     }
     direct_.Insert(use->id()) = nullptr;
@@ -401,10 +400,10 @@ void Executor::Post(const UsePtr& use) {
       return posted_.SignalAll();
     }
   }
-  FinishPosted(lane);  // Close could not see it
+  FinishPosted(lane);  // Close did not see it
 }
 
-// A tensor is posted soon, since that waits for no peer.
+// Waiting until the tensor is posted is short, since posting waits for no peer.
 void Executor::Help(const UsePtr& use) {
   const uint64_t id = use->id();
   Lane* lane = nullptr;
@@ -428,7 +427,7 @@ void Executor::FinishPosted(Lane& lane) {
 Lane& Executor::FreeDirectLane() {
   const absl::MutexLock lock(&mu_);
   if (free_direct_.empty()) {
-    // The rows of all but the first are behind those of other lanes.
+    // All but the first have rows after those of other lanes.
     const size_t row = options_.lanes + options_.predicted_lanes + direct_lanes_.size();
     return *direct_lanes_.emplace_back(
         std::make_unique<Lane>(*direct_lanes_.front(), static_cast<int>(row)));
@@ -438,7 +437,7 @@ Lane& Executor::FreeDirectLane() {
   return lane;
 }
 
-// For the thread that finishes it; null for all others, and before its exchange has begun.
+// Takes the tensor's lane to finish it; null if it is taken, or its exchange has not begun.
 Lane* Executor::TakePosted(uint64_t id) {
   Lane** const found = direct_.Find(id);
   if (found == nullptr || *found == nullptr) return nullptr;
@@ -450,7 +449,7 @@ Lane* Executor::TakePosted(uint64_t id) {
 void Executor::PostQueued(const UsePtr& use) {
   Post(use);
   const absl::MutexLock lock(&mu_);
-  Push(to_finish_, use).IgnoreError();  // without a thread, whoever waits for it finishes it
+  Push(to_finish_, use).IgnoreError();  // without a thread, a caller that waits finishes it
 }
 
 void Executor::FinishQueued(const UsePtr& use) {
@@ -462,7 +461,7 @@ void Executor::FinishQueued(const UsePtr& use) {
   if (lane != nullptr) FinishPosted(*lane);
 }
 
-// Starts the queue's thread, if none runs yet; the use stays in the queue if that fails.
+// Starts the queue's thread if there is none; if that fails, the use stays in the queue.
 absl::Status Executor::Push(DirectQueue& queue, const UsePtr& use) {
   if (closed_) return absl::OkStatus();
   queue.uses.Push(use);

@@ -1,6 +1,6 @@
 // Executor: runs chunks in the order in which the sequencer starts them, and small tensors at once.
-// Everything that follows a chunk (windows, priorities, errors) follows from its completion, of
-// which a ChunkListener is told, not from the return of Start.
+// Windows, priorities and errors depend on a chunk's completion, which is reported to a
+// ChunkListener, not on the return of Start.
 #ifndef THINWIRE_SCHEDULE_ENGINE_EXECUTOR_H_
 #define THINWIRE_SCHEDULE_ENGINE_EXECUTOR_H_
 
@@ -23,48 +23,46 @@
 
 namespace thinwire {
 
-// The chunk is done, or has failed. Called once for every chunk that its use let begin, on the
-// thread that ran it.
+// The chunk is done or has failed. Called once per chunk that began, on the thread that ran it.
 using ChunkListener = std::function<void(const StartChunk& start, absl::Status status)>;
 
 // A hop of a predicted chunk has ended, and has not failed. Called on the thread that runs the
 // chunk, before the chunk's ChunkListener.
 using HopListener = std::function<void(const StartChunk& start)>;
 
-// Lane: a place for one chunk at a time, with a data plane, and on a device a stream. It takes the
-// chunk from its start to its end, with the clock and the recorder running. One thread at a time
-// has it.
+// Lane: carries one chunk at a time from its start to its end, over a data plane, and on a device
+// on a stream; records its times and events. Used by one thread at a time.
 class Lane {
  public:
-  // References outlive it. `slot`: its own in every fence. `on_hop`: null for small tensors, which
-  // are outside the order. Fails with the device.
+  // References must outlive the lane. `slot`: its own index in every fence. `on_hop`: null for
+  // small tensors, which are outside the order. Fails if the device does.
   static absl::StatusOr<std::unique_ptr<Lane>> Make(Workspaces& spaces, int slot,
                                                     const Options& options, Records& records,
                                                     const HopListener* on_hop);
-  // Another one with the same slot, and on a device with the same stream, where chunks follow one
-  // another. `row`: of a trace, where no other chunk is meanwhile; the slot unless it is given.
+  // A lane with the slot of `beside`, and on a device with its stream, on which their chunks run
+  // one after another. `row`: its own row of the trace; a lane that Make returns uses its slot.
   Lane(const Lane& beside, int row);
 
   // For the executor.
-  StartChunk start;                    // its chunk
-  int hops_left = 0;                   // to be issued
+  StartChunk start;                    // the chunk that it carries
+  int hops_left = 0;                   // not issued yet
   std::unique_ptr<Exchange> exchange;  // under way
-  absl::Status status;                 // bad if the chunk is to end
+  absl::Status status;                 // an error if the chunk must end
 
   bool ordered() const { return on_hop_ != nullptr; }
   bool begun() const { return run_ != nullptr; }
 
   // Begins the chunk; false if the group has failed.
   bool Begin();
-  // Works up to the next exchange, and starts it; false: the chunk is done or has failed. The last
-  // one is the flush of the stream, where the plane has such.
+  // Works up to the next exchange, and starts it; false: the chunk is done or has failed. If the
+  // plane flushes streams, the flush is the last exchange.
   bool Advance();
   // The exchange has ended, with `status`.
   void OnHopEnded();
   // Ends the exchange, and all that follow it, on this thread.
   void WaitForAll();
-  // Ends the chunk here, and returns its status; if that is bad nothing touches the tensor any
-  // more. On a device the work may go on: it is in the tensor's fence.
+  // Ends the chunk on this rank, and returns its status. After an error nothing touches the tensor
+  // any more. Otherwise, on a device, the work may go on: it is in the tensor's fence.
   absl::Status Finish();
 
  private:
@@ -90,26 +88,26 @@ class Lane {
   const HopListener* const on_hop_;
   std::shared_ptr<DeviceStream> stream_;  // null: the host
   std::shared_ptr<DataPlane> of_stream_;  // null: the host
-  Clock::time_point last_;                // end of a stage, where the next one begins
+  Clock::time_point last_;                // end of the last stage, where the next one begins
   std::unique_ptr<Workspace> space_;
   std::unique_ptr<ChunkRun> run_;
   const Hop* hop_ = nullptr;  // under way
-  // The exchange of the coming hop, be it the first or a later one, if the plane receives ahead.
+  // The exchange of the next hop, already receiving, if the plane can do that.
   std::unique_ptr<Exchange> expected_;
   uint64_t hops_ = 0;
   bool flushing_ = false;
 };
 
-// The order in which hops go to a plane that matches by order: all ranks must issue the same hops
-// in the same order, whatever has completed on each. With two hops a chunk, A and G, it is
-// A(c0), A(c1), G(c0), A(c2), G(c1), …: the later hops of a chunk follow the first hop of the next
-// one, so that the exchange of one overlaps the reduction of the other. A chunk that is marked to
-// drain has all of its hops before the next chunk's; the leader marks those that nothing surely
-// follows. Chunks are told apart by pointers. Not thread-safe.
+// The order in which hops are issued to a plane that matches by order: all ranks must issue the
+// same hops in the same order, whatever has completed on each rank. With two hops a chunk, A and G,
+// it is A(c0), A(c1), G(c0), A(c2), G(c1), …: the later hops of a chunk follow the first hop of the
+// next one, so that the exchange of one overlaps the reduction of the other. A chunk marked to
+// drain has all of its hops before the next chunk's; the leader marks chunks that may be the last
+// for a while. A pointer identifies a chunk. Not thread-safe.
 class IssueOrder {
  public:
   void Add(const void* chunk, int hops, bool drain);
-  void Remove(const void* chunk);  // it ends early
+  void Remove(const void* chunk);  // the chunk ended early
   bool IsNext(const void* chunk) const { return !hops_.empty() && hops_.front() == chunk; }
   void Pop() { hops_.pop_front(); }
 
@@ -117,48 +115,48 @@ class IssueOrder {
   void FlushPrevious();
 
   std::deque<const void*> hops_;    // the chunk of each
-  const void* previous_ = nullptr;  // whose later hops follow the next chunk's first
+  const void* previous_ = nullptr;  // its later hops follow the next chunk's first hop
   int later_hops_ = 0;              // of the previous chunk
 };
 
-// Each chunk has a lane from its start to its end, and a worker goes on with it where it can. Where
-// the data plane's exchanges end by events, one worker issues the hops of all chunks, and an event
-// brings a chunk back to it. Where they do not, such as Gloo's, there is a worker for each chunk,
-// which blocks in its exchanges.
+// Each chunk has a lane from its start to its end. If the data plane reports the end of exchanges
+// by events, one worker issues the hops of all chunks, and an event returns a chunk to it. If it
+// does not (Gloo), each chunk has a worker, which blocks in its exchanges.
 //
 // A small tensor is one chunk, and its exchange begins at once, outside the order of chunks, so
-// that ranks which come in other orders can't block one another. A blocking call does that on the
-// caller's own thread. Others are finished by a thread, and on a device they are started by one as
-// well, so that callers never wait for it. The thread waits for one exchange after another, and for
-// a peer that may be waiting for a tensor behind it. So whoever waits for a tensor finishes it:
-// what all ranks have started ends, in whatever order they wait. Thread-safe.
+// that ranks that submit in different orders can't block one another. A blocking call does that on
+// the caller's thread. Other calls are finished by a thread, and on a device started by another
+// one, so that callers never wait for the device. The finishing thread takes one exchange after
+// another, so it may wait for a peer that waits for a tensor further back in this rank's queue.
+// Therefore a caller that waits for a tensor finishes it itself: every tensor that all ranks have
+// started ends, in whatever order they wait. Thread-safe.
 class Executor {
  public:
-  // References outlive it. `direct_spaces`: of small tensors.
+  // References must outlive this object. `direct_spaces`: for small tensors.
   Executor(Workspaces& spaces, Workspaces& direct_spaces, const Options& options, Records& records,
            HopListener on_hop, ChunkListener on_end);
   ~Executor();  // joins its threads
 
-  // Makes the lanes of announced chunks, and the workers. Once, and before Start. Fails with the
-  // device, or where the process may start no more threads.
+  // Makes the lanes of announced chunks, and the workers. Call once, before Start. Fails if the
+  // device does, or if no more threads can be started.
   absl::Status Begin();
 
-  // Queues the chunk and returns. Its host is its Use.
+  // Queues the chunk and returns. start.host must be the chunk's Use.
   void Start(const StartChunk& start);
 
   // Starts a small tensor, over a plane that matches by tag.
   void StartDirect(const UsePtr& use, bool caller_waits);
-  // Finishes it on the thread of whoever waits for it, unless another thread does.
+  // Finishes a small tensor on the calling thread, unless another thread does.
   void Help(const UsePtr& use);
 
-  // Starts nothing more. To be called when the data plane has been aborted, by which chunks on
-  // their way end; small tensors end here, or on the thread that is at work on them.
+  // Starts nothing more. Call after the data plane was aborted, which ends the chunks under way;
+  // small tensors end in this call, or on the thread that is working on them.
   void Close();
 
  private:
   struct Worker {
     absl::CondVar handed;
-    Lane* lane = nullptr;  // that it was handed
+    Lane* lane = nullptr;  // handed to this worker
     std::thread thread;
   };
 
@@ -181,7 +179,7 @@ class Executor {
   void Finish(Lane& lane);
   void Release(Lane& lane);
 
-  // Small tensors that wait for a thread, which the first of them starts.
+  // Small tensors that wait for the queue's thread; the first one starts the thread.
   struct DirectQueue {
     void (Executor::*const work)(const UsePtr& use);
     RingQueue<UsePtr> uses = {};
@@ -207,17 +205,17 @@ class Executor {
   bool closed_ ABSL_GUARDED_BY(mu_) = false;
   std::vector<std::unique_ptr<Lane>> lanes_ ABSL_GUARDED_BY(mu_);
   std::vector<Lane*> free_ ABSL_GUARDED_BY(mu_);
-  std::vector<Lane*> ready_ ABSL_GUARDED_BY(mu_);  // no worker was idle, or they are not due
+  std::vector<Lane*> ready_ ABSL_GUARDED_BY(mu_);  // not due yet, or no worker was idle
   IssueOrder order_ ABSL_GUARDED_BY(mu_);          // Matching::kByOrder only
   std::vector<std::unique_ptr<Worker>> workers_ ABSL_GUARDED_BY(mu_);
-  // The one that has waited longest comes first: a chunk that always went to the same thread would
-  // stay on one core, beside the data plane's own thread.
+  // Longest idle first: if chunks always went to the same thread, they would stay on one core,
+  // together with the data plane's own thread.
   RingQueue<Worker*> idle_ ABSL_GUARDED_BY(mu_);
 
-  // By id, until a thread finishes the tensor; null while it is queued for its exchange to begin.
+  // By tensor id, until a thread finishes the tensor; null while it is queued in to_post_.
   RecycledMap<Lane*> direct_ ABSL_GUARDED_BY(mu_);
   absl::CondVar posted_;
-  // One for each small tensor under way, all on the stream of the first. None where no small tensor
+  // One for each small tensor under way, all on the stream of the first. Empty if no small tensor
   // goes at once.
   std::vector<std::unique_ptr<Lane>> direct_lanes_ ABSL_GUARDED_BY(mu_);
   std::vector<Lane*> free_direct_ ABSL_GUARDED_BY(mu_);

@@ -31,7 +31,7 @@ std::string PeerOf(int peer) {
   return peer < 0 ? std::string("everyone") : absl::StrCat("rank ", peer);
 }
 
-// Names come from the user; JSON wants quotes, backslashes and control characters escaped.
+// Names come from the user; JSON requires escaped quotes, backslashes and control characters.
 std::string Escaped(const std::string& text) {
   std::string out;
   for (const char c : text) {
@@ -72,8 +72,8 @@ void Records::Event(FlightEvent event, std::string_view name, uint32_t chunk, in
 
   const uint64_t number = events_.fetch_add(1, std::memory_order_relaxed) + 1;
   Slot& slot = slots_[number % kEvents];
-  // A thread that slept in this slot for a whole lap keeps it, and this event is lost: two writers
-  // of one slot would leave a mixture of two events.
+  // If a thread is still writing this slot since the last lap, this event is lost: two writers of
+  // one slot would leave a mixture of two events.
   uint64_t held = slot.number.load(std::memory_order_relaxed);
   if (held == kBeingWritten || held > number ||
       !slot.number.compare_exchange_strong(held, kBeingWritten, std::memory_order_acquire)) {
@@ -101,7 +101,7 @@ std::string Records::LastEvents() const {
     Entry e;
     if (!Read(number, &e)) continue;
     const std::string_view name(e.name.data(), e.name_bytes);
-    // An event of after the beginning of this loop is of now.
+    // An event later than the start of this loop counts as now.
     const int64_t ago = std::max<int64_t>(0, now - e.nanoseconds);
     absl::StrAppendFormat(&text, "-%.6f s  %s", 1e-9 * static_cast<double>(ago),
                           kNames[static_cast<size_t>(e.event)]);

@@ -1,5 +1,5 @@
-// Records: what an engine remembers of its work, for people. Seconds by stage and bytes since it
-// was made (Stats), the last events, and, where one is asked for, a trace.
+// Records: a human-readable record of an engine's work: seconds by stage and bytes since its
+// creation (Stats), the last events, and a trace if one is requested.
 #ifndef THINWIRE_SCHEDULE_ENGINE_RECORDS_H_
 #define THINWIRE_SCHEDULE_ENGINE_RECORDS_H_
 
@@ -27,8 +27,8 @@ namespace thinwire {
 // Counters of an engine since it was created.
 struct Stats {
   uint64_t all_reduces = 0;  // collectives of any kind
-  uint64_t raw_bytes = 0;    // that a ring of fp32 would have sent: 2 (n-1)/n * 4 N of an allreduce
-  uint64_t wire_bytes = 0;   // that this rank sent, without control frames
+  uint64_t raw_bytes = 0;    // what a ring of fp32 would send: 2 (n-1)/n * 4 N for an allreduce
+  uint64_t wire_bytes = 0;   // sent by this rank, without control frames
   uint64_t predicted_chunks = 0;
   std::array<double, kStages> seconds{};  // summed over chunks, by Stage
 };
@@ -36,20 +36,20 @@ struct Stats {
 enum class FlightEvent : uint8_t {
   kSubmitted,  // detail: elements
   kStarted,    // a chunk; detail: 1 if it was predicted
-  kHopBegun,   // detail: number of the hop, from 1
+  kHopBegun,   // detail: the hop's number, from 1
   kHopEnded,
   kChunkDone,
   kTensorDone,
-  kFrameOut,  // peer: to (-1: every other rank); detail: FrameType
-  kFrameIn,   // peer: from; detail: FrameType
+  kFrameOut,  // peer: the receiver (-1: every other rank); detail: FrameType
+  kFrameIn,   // peer: the sender; detail: FrameType
   kFailed,    // name: the beginning of the reason
 };
 
 // "out/trace.json" becomes "out/trace.rank0.json" on rank 0.
 std::string PathOfRank(const std::string& path, int rank);
 
-// InvalidArgument, which names the setting, unless that file of a path can be written. An empty
-// path means no file. It leaves no file that was not there.
+// InvalidArgument, naming the setting, unless PathOfRank(path, rank) can be written. An empty path
+// means no file. Leaves no new file behind.
 absl::Status CheckPathOfRank(const char* setting, const std::string& path, int rank);
 
 struct TraceEvent {
@@ -59,9 +59,8 @@ struct TraceEvent {
   Clock::time_point begin, end;
 };
 
-// Trace: the stages of all chunks, as Chrome trace JSON (chrome://tracing, Perfetto), in rows of
-// which each holds one chunk at a time. At most kMaxEvents a row are kept, the first ones.
-// Thread-safe.
+// Trace: the stages of all chunks, as Chrome trace JSON (chrome://tracing, Perfetto), in rows that
+// each hold one chunk at a time. Keeps the first kMaxEvents events of each row. Thread-safe.
 class Trace {
  public:
   static constexpr size_t kMaxEvents = 200000;
@@ -69,7 +68,7 @@ class Trace {
   // The file is PathOfRank(path, rank).
   Trace(const std::string& path, int rank) : path_(PathOfRank(path, rank)), rank_(rank) {}
 
-  // Slices of one row, but for those of kQueue, must not overlap.
+  // Events of one row must not overlap, except those of kQueue.
   void Add(int row, TraceEvent event);
   absl::Status Write() const;
 
@@ -82,39 +81,38 @@ class Trace {
   std::vector<std::vector<TraceEvent>> rows_ ABSL_GUARDED_BY(mu_);
 };
 
-// Recording an event takes no lock and allocates nothing; an old event makes room for a new one,
-// unless the thread that writes the old one has been asleep since: then the new one is left out.
-// Thread-safe.
+// Recording an event takes no lock and allocates nothing. A new event replaces the oldest one; if a
+// thread is still writing that one, the new event is lost. Thread-safe.
 class Records {
  public:
-  static constexpr size_t kEvents = 4096;  // that are kept
+  static constexpr size_t kEvents = 4096;  // the number of events that are kept
 
   // A trace is kept if options.trace_path is set.
   Records(const Membership& members, const Options& options);
 
   void Event(FlightEvent event, std::string_view name, uint32_t chunk = 0, int peer = 0,
              uint64_t detail = 0);
-  // The way of dense allreduces, then the last events, for whoever asks who waited for whom: oldest
-  // first, a line each: seconds before now, event, tensor, chunk, peer, detail. An event that is
-  // overwritten meanwhile is left out.
+  // How dense allreduces go, then the last events, to see who waited for whom: oldest first, one
+  // per line: seconds before now, event, tensor, chunk, peer, detail. Leaves out events that are
+  // overwritten meanwhile.
   std::string LastEvents() const;
 
-  // A collective has started that a ring of fp32 would send so many bytes for; returns how many
-  // have started by now.
+  // A collective has started for which a ring of fp32 would send `raw_bytes`. Returns the number of
+  // collectives started so far.
   uint64_t AddCollective(uint64_t raw_bytes);
-  // A chunk that rank 0 had predicted has started.
+  // A predicted chunk has started.
   void AddPredicted() { ++predicted_; }
   // A chunk's stage, in its row of the trace.
   void AddStage(Stage stage, const std::string& tensor, uint32_t chunk, int row,
                 Clock::time_point begin, Clock::time_point end);
 
-  // All but wire_bytes.
+  // All counters but wire_bytes.
   Stats stats() const;
   // Does nothing without a trace.
   absl::Status WriteTrace() const;
 
  private:
-  // An event as words, so that a reader and a writer race on nothing but whole words.
+  // Copied as whole words, so that a reader and a writer only race on atomic words.
   struct Entry {
     int64_t nanoseconds = 0;
     uint64_t detail = 0;
@@ -128,13 +126,13 @@ class Records {
   static_assert(sizeof(Entry) == kWords * sizeof(uint64_t));
   static constexpr uint64_t kBeingWritten = ~uint64_t{0};
   struct Slot {
-    std::atomic<uint64_t> number{0};  // of the event, from 1; 0 if none yet
+    std::atomic<uint64_t> number{0};  // the event's number, from 1; 0: no event yet
     std::array<std::atomic<uint64_t>, kWords> words{};
   };
 
   bool Read(uint64_t number, Entry* entry) const;
 
-  const std::string way_;  // of dense allreduces
+  const std::string way_;  // how dense allreduces go
   std::atomic<uint64_t> events_{0};
   const std::unique_ptr<Slot[]> slots_;
   std::optional<Trace> trace_;

@@ -22,7 +22,7 @@ std::vector<Segment> SegmentsOf(const BucketRequest& request) {
            .total = request.numel}};
 }
 
-// The algorithm of a bucket that is exchanged at once; null for one that goes in chunks.
+// The algorithm of a bucket that is exchanged at once; null if it goes in chunks.
 const Algorithm* DirectAlgorithmOf(const BucketRequest& request, std::span<const Segment> segments,
                                    int world, const Options& options) {
   if (request.collective != Collective::kAllReduce) return nullptr;
@@ -67,8 +67,8 @@ bool UseFeedback(std::span<const Segment> segments, const Options& options) {
   });
 }
 
-// A captured call does not run now, and its replays would exchange nothing: InvalidArgument. `what`
-// names the tensor.
+// InvalidArgument if the stream is being captured: the call would not run now, and its replays
+// would exchange nothing. `what` names the tensor.
 absl::Status CheckNotCaptured(DeviceStream& stream, const std::string& what) {
   if (!stream.IsCapturing()) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(
@@ -77,7 +77,7 @@ absl::Status CheckNotCaptured(DeviceStream& stream, const std::string& what) {
       "allreduce, and capture the rest"));
 }
 
-// Chunk by chunk: ChunkJob::carried.
+// True if any chunk uses ChunkJob::carried.
 bool Carries(const Partition& partition) {
   return std::any_of(partition.chunks.begin(), partition.chunks.end(),
                      [](const Chunk& chunk) { return chunk.algorithm->carries; });
@@ -153,7 +153,7 @@ ChunkJob Bucket::JobOf(uint32_t number, uint64_t step, const BucketMemory* kept,
 }
 
 void Bucket::Rehearse(const Options& options, const Membership& members, const Device& device) {
-  // A rehearsal looks only at which pointers are null, and at whether blocks lie in scratch.
+  // A rehearsal checks only which pointers are null, and whether blocks lie in scratch.
   auto* const somewhere = reinterpret_cast<float*>(uintptr_t{1} << 20);
   const auto floats_if = [&](bool kept) {
     return std::shared_ptr<float[]>(std::shared_ptr<void>(), kept ? somewhere : nullptr);
@@ -196,7 +196,7 @@ ChunkJob Use::JobOf(uint32_t chunk, const Options& options) const {
   job.absent = absent;
   if (divisor != 0.0f) {
     job.scale = 1.0f / divisor;
-    // Ranks that divide by something else never meet, as in Bucket::TagOf.
+    // With different divisors, ranks' exchanges never match, as in Bucket::TagOf.
     job.tag = HashCombine(job.tag, std::bit_cast<uint32_t>(divisor));
   }
   return job;
@@ -312,7 +312,7 @@ absl::StatusOr<UsePtr> Tensors::Begin(const std::shared_ptr<const Bucket>& bucke
   return status;
 }
 
-// A use of the bucket, which nobody else sees; null if the name is in flight already.
+// A use of the bucket that nobody else sees; null if the name is in flight already.
 UsePtr Tensors::Claim(const std::shared_ptr<const Bucket>& bucket) {
   UsePtr use;
   {
@@ -324,7 +324,7 @@ UsePtr Tensors::Claim(const std::shared_ptr<const Bucket>& bucket) {
       return nullptr;
     } else if (name.last != nullptr && name.last.use_count() == 1) {
       use = name.last;
-    } else {  // the caller holds the last one still
+    } else {  // the caller still holds the last one
       use = std::make_shared<Use>();
       if (name.last != nullptr) {
         use->bucket = name.last->bucket;
@@ -361,7 +361,7 @@ absl::Status Tensors::Prepare(const Submission& submission, Use& use) {
   return OfTensor(members_.rank, use.bucket->key(), caller->status());
 }
 
-// Residuals that have not moved are found without a look-up.
+// Finds residuals that have not moved without a look-up.
 absl::Status Tensors::Bind(Use& use) {
   {
     const absl::MutexLock lock(&mu_);
@@ -396,7 +396,7 @@ absl::Status Tensors::Commit(const UsePtr& use) {
   return absl::OkStatus();
 }
 
-// Every use that other ranks hear of has a number.
+// Numbers the use: its call and its step. Ranks match uses by call.
 void Tensors::Number(Use& use) {
   Name& name = NameOf(*use.bucket);
   use.report = use.bucket->report();

@@ -8,9 +8,9 @@
 namespace thinwire {
 namespace {
 
-constexpr size_t kAlignment = 256;  // of scratch behind a room, bytes
+constexpr size_t kAlignment = 256;  // bytes; of scratch, which follows the room
 
-// Stands for scratch in a rehearsal; it lies behind any memory of a job.
+// Stands for scratch in a rehearsal, at addresses above any memory of a job.
 MutableBytes EndlessScratch() {
   return {reinterpret_cast<uint8_t*>(uintptr_t{1} << 62), size_t{1} << 61};
 }
@@ -25,7 +25,7 @@ bool LieInScratch(const Hop& hop, int rank) {
   return true;
 }
 
-// A workspace on a device, with codecs and memory of its own.
+// A workspace on a device, with its own codecs and memory.
 struct InSlab final : Workspace {
   InSlab(std::unique_ptr<Backend> codecs, const Membership& members, MutableBytes memory, Slab slab,
          SlabPool& pool)
@@ -33,13 +33,13 @@ struct InSlab final : Workspace {
         codecs(std::move(codecs)),
         slab(std::move(slab)),
         pool(&pool) {}
-  // The device has no memory left: whoever takes scratch finds that status there.
+  // The device has no memory left: taking scratch returns `reason`.
   InSlab(std::unique_ptr<Backend> codecs, const Membership& members, absl::Status reason)
       : Workspace(*codecs, members, std::move(reason)), codecs(std::move(codecs)) {}
 
   const std::unique_ptr<Backend> codecs;
   Slab slab;
-  SlabPool* const pool = nullptr;  // of the slab
+  SlabPool* const pool = nullptr;  // that the slab came from
 };
 
 }  // namespace
@@ -83,8 +83,8 @@ Workspaces::Workspaces(Device* device, DataPlane* plane, std::chrono::millisecon
   if (device != nullptr) pools_.emplace(*device, plane);
 }
 
-// Blocks of the plane's own memory may not meet any others: a chunk that sends or receives tensors
-// as they are has none at all.
+// An exchange must not mix blocks in the plane's own memory with others: a chunk that sends or
+// receives tensors directly uses no plane memory at all.
 SlabPool& Workspaces::PoolFor(const ChunkMemory& size) {
   const bool of_plane = pools_->of_plane.has_value() && size.blocks_in_scratch;
   return of_plane ? *pools_->of_plane : pools_->on_device;

@@ -1,4 +1,4 @@
-// The memory that chunks are run in:
+// The memory that chunks use while they run:
 //
 //   ChunkMemory   how much memory a chunk takes besides its tensors, in bytes
 //   Workspaces    lends a workspace to each chunk under way
@@ -24,9 +24,9 @@
 
 namespace thinwire {
 
-// All zero on the host, which has no need to know.
+// On the host, where scratch grows as required, all sizes are zero.
 struct ChunkMemory {
-  size_t room = 0;     // of the device: DeviceStream::BackendIn's
+  size_t room = 0;     // of the device: for DeviceStream::BackendIn
   size_t scratch = 0;  // of the device
   size_t pinned = 0;   // of the host, for the largest exchange over a plane of host memory
   bool blocks_in_scratch = true;  // no exchange moves the tensors' own memory
@@ -37,40 +37,40 @@ struct ChunkMemory {
   friend bool operator==(const ChunkMemory&, const ChunkMemory&) = default;
 };
 
-// An algorithm says itself how much memory it takes, by a rehearsal: it goes through all of its
-// hops with codecs that do nothing. Neither its tensors nor its kept memory is touched, but
-// algorithms branch on which of those pointers are null.
+// Finds the memory of a chunk by a rehearsal: its algorithm goes through all of its hops with
+// codecs that do nothing. Neither the job's tensors nor its kept memory is touched, but algorithms
+// branch on which of those pointers are null.
 ChunkMemory MemoryOf(const ChunkJob& job, const Membership& members, const Device& device);
 
 // Workspaces lends a workspace to each chunk under way, and on a device reserves its memory. All
-// are of the host, or all of one device. Thread-safe.
+// workspaces are on the host, or all on one device. Thread-safe.
 class Workspaces {
  public:
-  // The device is null for the host. `plane` is the group's data plane, whosever memory its blocks
-  // are, and blocks lie in its own memory where it has some; null in a world of one. Both outlive
-  // this, as this does all work in workspaces and all planes of streams.
+  // `device`: null for the host. `plane`: the group's data plane, of host or device memory; null in
+  // a world of one. If it allocates memory, blocks lie in that. Both must outlive this object, and
+  // this object must outlive all work in workspaces and all planes from PlaneOn.
   Workspaces(Device* device, DataPlane* plane, std::chrono::milliseconds patience);
 
-  // Lanes are made with these: the group's plane, and how long a wait for a stream may take.
+  // For making lanes: the group's plane, the device, and how long a wait for a stream may take.
   DataPlane& plane() { return *plane_; }
   Device* device() const { return device_; }
   std::chrono::milliseconds patience() const { return patience_; }
-  // The plane for blocks in memory of the stream: its own, or one over the host's by way of pinned
-  // memory. Fails with the device.
+  // The plane for blocks in the stream's memory: the group's own, if it is a StreamPlane, or a
+  // staged one over the group's, by way of pinned memory. Fails if the device does.
   absl::StatusOr<std::unique_ptr<DataPlane>> PlaneOn(DeviceStream& stream);
 
-  // On a device: allocates the memory for a user who takes a workspace of this size, one at a time,
-  // and exchanges blocks over pinned memory where the plane is of the host. As long as nobody takes
-  // what it has not reserved, Take allocates nothing of the device. ResourceExhausted.
+  // On a device: allocates memory for `user`, which takes one workspace of this size at a time;
+  // also pinned memory for its exchanges if the plane moves host memory. While every user takes
+  // only what it has reserved, Take allocates no device memory. ResourceExhausted.
   absl::Status Reserve(uint64_t user, const ChunkMemory& size);
-  // The same for each of the chunks that may be under way, whose number is 0 at first and never
-  // falls: what is reserved for them is also reserved for those that come later.
+  // Reserves the same for each chunk that may be under way. SetAtOnce sets their number, which is 0
+  // at first and never falls; a larger number reserves all earlier sizes for the added chunks.
   absl::Status ReserveForAll(const ChunkMemory& size);
   absl::Status SetAtOnce(int chunks);
 
-  // A workspace for work that is queued on the stream from here on; null: on the host.
+  // A workspace for work that is queued on the stream from now on; null: on the host.
   std::unique_ptr<Workspace> Take(const ChunkMemory& size, DeviceStream* stream);
-  // `used`: the end of the work that was queued with it.
+  // Returns a workspace. `used`: the end of the work that was queued with it.
   void Give(std::unique_ptr<Workspace> lent, std::shared_ptr<DeviceEvent> used);
 
  private:

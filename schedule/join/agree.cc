@@ -23,7 +23,7 @@
 namespace thinwire {
 namespace {
 
-// An answer on the wire (little-endian hosts). All have one size, so nobody needs to know it.
+// An answer on the wire (little-endian hosts). All have the same size, so no rank has to send it.
 struct Note {
   uint32_t is_here = 0;  // 1 in every note that is sent
   uint32_t is_failure = 0;
@@ -53,14 +53,14 @@ absl::StatusOr<std::string> AnswerIn(const Note& note) {
   return absl::UnimplementedError(text);
 }
 
-// The same number in every process.
+// The same tag in every process.
 uint64_t TagOf(const Board& board, std::string_view topic) {
   const std::string text = absl::StrCat(board.subject, "/", std::string(topic), "/", board.first,
                                         "/", board.members.size);
   return Crc32c(0, {reinterpret_cast<const uint8_t*>(text.data()), text.size()});
 }
 
-// Each peer has an exchange of its own, so that the others' answers come also where one is late.
+// Each peer has its own exchange, so that the others' answers arrive even if one peer is late.
 class Round {
  public:
   Round(const Board& board, std::string_view topic, const Note& mine)
@@ -71,7 +71,7 @@ class Round {
     notes_[board.members.rank] = mine;
   }
 
-  // The end of all exchanges, after which nothing touches the notes.
+  // Waits until all exchanges have ended; nothing touches the notes afterwards.
   absl::Status Wait() {
     absl::Status status;
     for (const auto& exchange : exchanges_) status.Update(exchange->Wait(Deadline::max()));
@@ -79,7 +79,7 @@ class Round {
   }
 
   const std::vector<Note>& notes() const { return notes_; }
-  // Whose note has come, by the transport's ranks.
+  // By the transport's ranks: true if the rank's note has arrived.
   std::vector<bool> heard_from() const {
     std::vector<bool> heard(board_.transport.control->size());
     for (size_t member = 0; member < notes_.size(); ++member) {
@@ -104,11 +104,11 @@ class Round {
   std::vector<std::unique_ptr<Exchange>> exchanges_;
 };
 
-constexpr std::chrono::milliseconds kPause(2);  // between two looks
+constexpr std::chrono::milliseconds kPause(2);  // between two checks
 constexpr std::chrono::milliseconds kMostPatience(250);
 
-// Takes the frames that have arrived, up to the first that tells a failure, and returns that
-// failure, else OK. The plane has failed, so this does not wait. Sets heard_from by rank.
+// Takes the frames that have arrived, up to the first failure, and returns that failure, else OK.
+// Does not wait, since the plane has failed. Sets heard_from, by rank.
 absl::Status FailureTold(ControlPlane& control, std::vector<bool>& heard_from) {
   for (;;) {
     const absl::StatusOr<ControlMessage> message = control.Receive();
@@ -119,8 +119,8 @@ absl::Status FailureTold(ControlPlane& control, std::vector<bool>& heard_from) {
   }
 }
 
-// `rank` could not do `what` since those in `silent`, in order, did not answer; if there are none
-// the network is at fault.
+// `rank` could not do `what` because the ranks in `silent` (ascending) did not answer; if there are
+// none, the network is at fault.
 absl::Status LateError(int rank, const std::string& what, std::span<const int> silent) {
   const std::string late = absl::StrCat("rank ", rank, " could not ", what, " in time: ");
   if (silent.empty()) {
@@ -140,7 +140,7 @@ absl::StatusOr<Answers> TellAll(const Board& board, std::string_view topic,
   absl::Status status;
   {
     const Alarm alarm(*board.transport.control, board.deadline);
-    // Exchanges may go by connections that the control plane has not.
+    // Exchanges may use connections that the control plane does not watch.
     const Failure::Listener hears_of_lost_peers =
         board.transport.control->failure()->PassOn(board.transport.data->failure());
     status = round.Wait();

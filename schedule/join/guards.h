@@ -1,5 +1,5 @@
-// Guards of a rank that waits while its group comes together: a wait that has no deadline of its
-// own ends, and one in a store ends when a peer is lost.
+// Guards for waits while a group comes together: Alarm ends waits that have no deadline of their
+// own; GuardedStore ends a store's waits when a peer is lost.
 #ifndef THINWIRE_SCHEDULE_JOIN_GUARDS_H_
 #define THINWIRE_SCHEDULE_JOIN_GUARDS_H_
 
@@ -24,8 +24,8 @@
 namespace thinwire {
 
 // Fails a control plane, which must outlive it, with DeadlineExceeded once a deadline has passed.
-// Gloo closes all connections when a wait of its own times out, and then a rank could not tell its
-// peers why.
+// If one of Gloo's own waits timed out instead, Gloo would close all connections, and the rank
+// could not tell its peers why.
 class Alarm {
  public:
   Alarm(ControlPlane& control, Deadline deadline) {
@@ -70,8 +70,8 @@ class Alarm {
   std::thread thread_;
 };
 
-// A store whose waits end when a group that is connected already has failed: a store does not tell
-// who died, but the group's connections do.
+// A store whose waits end when an already connected group has failed: a store does not report dead
+// ranks, but the group's connections do.
 class GuardedStore final : public Store {
  public:
   // `group` must outlive it.
@@ -82,7 +82,7 @@ class GuardedStore final : public Store {
     return store_->Set(key, value);
   }
 
-  // The group's failure, if that comes first.
+  // Returns the group's failure if that comes first.
   absl::StatusOr<std::string> Get(std::string_view key, Deadline deadline) override {
     for (;;) {
       const Deadline next = std::min(deadline, Clock::now() + kGlance);

@@ -99,7 +99,7 @@ std::string Roster::NameOf(int rank) const {
 
 namespace {
 
-constexpr char kMember[] = " member=";  // each rank's own, so it follows what is compared
+constexpr char kMember[] = " member=";  // differs between ranks, so it follows the compared part
 
 std::string KeyOf(const std::string& prefix, int rank) {
   return absl::StrCat(prefix, "handshake/", rank);

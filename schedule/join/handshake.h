@@ -1,5 +1,4 @@
-// Handshake: before any connection, all ranks compare what they must agree on, and learn who the
-// members of the group are.
+// Handshake: before connecting, all ranks compare what they must agree on, and learn the members.
 #ifndef THINWIRE_SCHEDULE_JOIN_HANDSHAKE_H_
 #define THINWIRE_SCHEDULE_JOIN_HANDSHAKE_H_
 
@@ -30,33 +29,33 @@ constexpr std::string_view Name(Role role) {
 
 struct Member {
   Role role = Role::kWorker;
-  int index = kByRank;  // among the members of its role, from 0
+  int index = kByRank;  // from 0, among the members of its role
 
-  static constexpr int kByRank = -1;  // for all members of a role: in the order of their ranks
+  static constexpr int kByRank = -1;  // numbered in the order of ranks; all or no members of a role
 };
 
-// As it travels in a handshake: "worker", or "server:1" with an index.
+// The text in a handshake: "worker", or "server:1" with an index.
 std::string TextOf(const Member& member);
 std::optional<Member> ParseMember(std::string_view text);
 
-// Roster: who the members of a group are, in one epoch of it. Ranks number them for the transport;
-// a role and an index say what each one does, and stay as they are where ranks change.
+// Roster: the members of a group in one epoch. Ranks number them for the transport; role and index
+// say what each one does, and stay the same when ranks change.
 class Roster {
  public:
   Roster() = default;
 
-  // Members by rank; kByRank becomes an index. FailedPrecondition names the ranks at fault unless
-  // the indexes of each role are 0 and so on, each once. `epoch` grows whenever members change.
+  // `members`: by rank; kByRank becomes an index. FailedPrecondition, naming the ranks at fault,
+  // unless each role has each index from 0 on exactly once. `epoch` grows whenever members change.
   static absl::StatusOr<Roster> Of(uint64_t epoch, std::vector<Member> members);
 
   uint64_t epoch() const { return epoch_; }
   int size() const { return static_cast<int>(members_.size()); }
   const Member& member(int rank) const { return members_[rank]; }
   int count(Role role) const;
-  // The rank of a member that is there.
+  // The rank of an existing member.
   int RankOf(Role role, int index) const;
-  // For messages: "rank 3"; with its role and index, "rank 3 (server 1)", unless all are workers
-  // that are numbered as their ranks are.
+  // For messages: "rank 3" if all members are workers whose indexes are their ranks; else with role
+  // and index, "rank 3 (server 1)".
   std::string NameOf(int rank) const;
 
  private:
@@ -70,15 +69,15 @@ class Roster {
 // Everything that must be equal on all ranks, as text: "wire=2 framing=2 world=2 codec=int4 ...".
 std::string Digest(int size, const Options& options);
 
-// Writes the own digest, member and epoch under `prefix`, reads everybody's, and returns who the
-// members are. FailedPrecondition names the first rank that differs and in what, the epoch
-// included, or those whose roles or indexes do not go together; DeadlineExceeded the rank that
-// never came; Unavailable one that has failed before, and why.
+// Writes this rank's digest, member and epoch under `prefix`, reads all ranks', and returns the
+// roster. FailedPrecondition names the first rank that differs, and in what (including the epoch),
+// or the ranks whose roles or indexes contradict each other; DeadlineExceeded a rank that never
+// came; Unavailable a rank that called FailHandshake, and why.
 absl::StatusOr<Roster> Handshake(Store& store, const std::string& prefix, int rank, int size,
                                  const Options& options, Deadline deadline,
                                  const Member& member = {}, uint64_t epoch = 0);
 
-// For a rank that fails before its handshake: its peers hear of it in theirs. Returns the reason.
+// For a rank that fails before its handshake: its peers' handshakes fail with `why`. Returns `why`.
 absl::Status FailHandshake(Store& store, const std::string& prefix, int rank, absl::Status why);
 
 }  // namespace thinwire

@@ -1,6 +1,6 @@
-// The story of a group, in the order of Join: compare the options in the store; connect, Gloo's way
-// or within the process; find the nodes; choose the data plane, and connect further loops where it
-// is Gloo's; measure the links, choose the topology and settle the options.
+// How a group comes together, in the order of Join: compare the options in the store; connect, with
+// Gloo or within the process; find the nodes; choose the data plane, and connect further loops if
+// it is Gloo's; measure the links, choose the topology and settle the options.
 #include "schedule/join/join.h"
 
 #include <map>
@@ -35,11 +35,11 @@ absl::Status Check(const JoinOptions& in) {
   return CheckOptions(in.options);
 }
 
-// Where ranks that are threads of one process find each other by a name.
+// Lets ranks that are threads of one process find each other by a name.
 class LocalHub {
  public:
-  // The hub of that name and size, made by whoever comes first. It is gone when nobody holds it, so
-  // that the name can be used again.
+  // Returns the hub of that name and size, which the first caller creates. It is deleted when
+  // nobody holds it, so that the name can be used again.
   static std::shared_ptr<LocalHub> Of(const std::string& name, int size) {
     static absl::Mutex mu(absl::kConstInit);
     static std::map<std::pair<std::string, int>, std::weak_ptr<LocalHub>> hubs;
@@ -68,7 +68,7 @@ class LocalHub {
  private:
   const std::shared_ptr<Store> store_;
   absl::Mutex mu_;
-  std::vector<Transport> transports_ ABSL_GUARDED_BY(mu_);  // empty where a rank took its own
+  std::vector<Transport> transports_ ABSL_GUARDED_BY(mu_);  // by rank; empty once taken
 };
 
 std::shared_ptr<LocalHub> HubOf(const JoinOptions& in) {
@@ -78,17 +78,17 @@ std::shared_ptr<LocalHub> HubOf(const JoinOptions& in) {
 
 std::string PrefixOf(const JoinOptions& in) { return absl::StrCat("thinwire/", in.group, "/"); }
 
-// Spreads the data over options.loops sets of connections, the first of which `transport` has
-// already; control frames stay with that. A rank that dies meanwhile is named within moments, and
-// one that stops when the deadline has passed.
+// Spreads the data over options.loops sets of connections; the first set is that of `transport`,
+// which keeps the control frames. If a rank dies meanwhile, the error names it at once; if one
+// stops, when the deadline has passed.
 absl::Status ConnectLoops(const Options& options, const GlooOptions& first, const Board& board) {
   if (options.loops == 1) return absl::OkStatus();
   Transport& transport = board.transport;
   GlooOptions gloo = first;
   gloo.store = std::make_shared<GuardedStore>(first.store, *transport.control);
   gloo.deadline = board.deadline;
-  // The first connections tell why, before any others close: those who have these already would
-  // take this rank for the one that is lost.
+  // Sends the reason over the first connections before any others close; otherwise ranks that
+  // already have those would report this rank as lost.
   absl::Status why;
   gloo.last_words = [&](const absl::Status& incomplete) {
     if (!absl::IsDeadlineExceeded(incomplete)) why = TellWhy(*transport.control, incomplete);
@@ -99,7 +99,7 @@ absl::Status ConnectLoops(const Options& options, const GlooOptions& first, cons
     gloo.prefix = absl::StrCat(first.prefix, "loop", loop, "/");
     absl::StatusOr<Transport> other = ConnectGloo(gloo);
     if (absl::IsDeadlineExceeded(other.status())) {
-      // That names a rank which may itself be waiting for the one that is at fault.
+      // The rank that this status names may itself be waiting for the one at fault.
       transport.control->Abort(other.status());
       return FindSilentRanks(board, "connect all its loops");
     }
@@ -127,14 +127,14 @@ absl::StatusOr<Joined> FindWay(const Options& options, Nodes nodes, std::string 
 }
 
 // True if ranks that Gloo has connected wait for one another before they have an engine. Probing
-// the links comes after it, and has a deadline of its own.
+// the links is not counted: it comes later, and has its own deadline.
 bool WaitsFurther(const Options& options, int size) {
   return options.transport != TransportKind::kGloo || options.loops > 1 ||
          AsksForNodes(options, size);
 }
 
-// The rest for ranks that Gloo has connected. Where they wait they give up at one moment, or the
-// first would name ranks that only wait for another one.
+// The remaining steps for ranks that Gloo has connected. If they wait for one another, they share
+// one deadline; otherwise the first to give up would name ranks that only wait for another one.
 absl::StatusOr<Joined> Agree(const JoinOptions& in, const GlooOptions& gloo, Transport& transport) {
   const Options& options = in.options;
   Deadline deadline = gloo.deadline;

@@ -24,7 +24,7 @@ namespace {
 
 Nodes Refused(std::string refusal) { return {1, std::move(refusal)}; }
 
-// Where the kernel does not say which run it is, the host's name stands for it.
+// Used in place of the kernel's boot id if that can't be read.
 std::string HostName() {
   std::array<char, 256> name = {};
   gethostname(name.data(), name.size() - 1);
@@ -99,10 +99,10 @@ absl::StatusOr<Nodes> FindNodes(const Options& options, const Board& board) {
   return NodesOf(identities);
 }
 
-// The words of ranks for how their devices reach others.
+// The ranks' answers for how their devices reach others.
 constexpr char kHostMemory[] = "host", kBus[] = "bus", kLink[] = "link";
 
-// A device that does not answer fails the group later, and with a better reason than this has.
+// A device that does not answer counts as kBus: it fails the group later, with a better reason.
 std::string ReachOf(const Device* device) {
   const absl::StatusOr<PeerReach> reach =
       device == nullptr ? PeerReach::kBus : device->ReachesPeers();
@@ -146,7 +146,7 @@ class Probe {
       : nodes_(nodes), board_(board), plane_(*board.transport.data), out_(kLarge), in_(kLarge) {}
 
   absl::StatusOr<LinkRates> Run() {
-    // The first exchanges wait for late ranks, and for connections that have been idle.
+    // Warm-up: the first exchanges wait for late ranks, and for idle connections.
     for (int i = 0; i < kWarmUp; ++i) {
       if (const absl::StatusOr<Times> times = Slowest(kSmall, 1); !times.ok()) {
         return times.status();
@@ -166,7 +166,8 @@ class Probe {
   }
 
  private:
-  // All ranks send at the same time, each to the next rank of its row, and then of its column.
+  // All ranks send at the same time, first to the next in their row, then to the next in the
+  // column.
   absl::StatusOr<Times> Slowest(size_t bytes, int repetitions) {
     const int row = nodes_.row(plane_.rank()), column = nodes_.column(plane_.rank());
     const auto in_row = [&](int step) {
@@ -196,7 +197,7 @@ class Probe {
     return best;
   }
 
-  // The longest times of any rank.
+  // The longest times over all ranks.
   absl::StatusOr<Times> OfAll(Times mine) {
     const std::string topic = absl::StrCat("times ", exchanges_);
     const absl::StatusOr<Answers> answers =
@@ -258,7 +259,7 @@ absl::StatusOr<ChosenTopology> ChooseTopology(const Options& asked, const Nodes&
   const int world = board.members.size;
   const bool on_gpus = board.transport.data->traits().memory != Memory::kHost;
   Options options = asked;
-  if (on_gpus) options.transport = TransportKind::kNccl;  // kAuto has found it
+  if (on_gpus) options.transport = TransportKind::kNccl;  // kAuto may have chosen it
   const auto unmeasured = [&](const Options& chosen, const std::string& reason) {
     const Settled settled = Settle(chosen, world);
     return ChosenTopology{settled, WordsOf(settled, reason)};

@@ -40,14 +40,14 @@ using DataPlanePtr = std::unique_ptr<DataPlane>;
 
 // A data plane that all ranks of a group have agreed on.
 struct ChosenPlane {
-  DataPlanePtr data;  // null: the one that is there
-  std::string words;  // what it runs on, such as "ucx 1.13.1 over shared memory"
+  DataPlanePtr data;  // null: the transport's own
+  std::string words;  // in words, such as "ucx 1.13.1 over shared memory"
 };
 
-// The steps that NCCL and UCX do each in its own way.
+// The steps that differ between NCCL and UCX.
 struct Library {
   absl::StatusOr<std::string> offer;  // what this rank has, or why it can't take part
-  // OK if ranks with these offers go together: a function of what all ranks know.
+  // OK if the offers match. A function of what all ranks know.
   absl::Status (*check)(const Board& board, const Answers& offers);
   std::function<absl::StatusOr<DataPlanePtr>(const Answers& offers, TellAddress tell,
                                              Deadline deadline)>
@@ -59,11 +59,11 @@ absl::StatusOr<DataPlanePtr> Establish(const Board& board, const Library& librar
   if (!offers.ok()) return offers.status();
   if (absl::Status refusal = FirstRefusal(board, *offers); !refusal.ok()) return refusal;
   if (absl::Status refusal = library.check(board, *offers); !refusal.ok()) return refusal;
-  // A library tells nobody that another rank was refused, so ranks that wait for it in vain keep
-  // half of the time for hearing the reason.
+  // The library does not report that another rank was refused, so connecting gets half of the time,
+  // and the other half is for receiving the reason.
   const Deadline half = board.deadline - (board.deadline - Clock::now()) / 2;
   absl::StatusOr<DataPlanePtr> plane = library.connect(*offers, TellerOf(board), half);
-  // A rank that only waited for others has no reason of its own.
+  // A rank that only waited for others has no reason to tell.
   const bool late = absl::IsDeadlineExceeded(plane.status()) && CanTell(board);
   const absl::Status reason = late ? absl::OkStatus() : plane.status();
   if (absl::Status bad = TellOutcome(board, "reason", reason); !bad.ok()) return bad;
@@ -79,11 +79,11 @@ bool MaySharePerSetting() {
   return value != nullptr && std::string(value) == "1";
 }
 
-// How much of a GPU NCCL's kernels occupy while they wait for a network, which a few CTAs can fill
-// (decision 2). Inside one node NCCL knows better.
+// CTAs of NCCL's kernels, which occupy the GPU while they wait for a network; a few can fill it
+// (decision 2). Inside one node NCCL's default is better.
 constexpr int kCtasBetweenNodes = 4;
 
-// The version, the node, and the device, which is taken for the rank's own where it may be shared.
+// The version, the node, and the device; if GPUs may be shared, with the rank, so that they differ.
 absl::StatusOr<std::string> NcclOffer(const ChoiceOptions& options,
                                       const absl::StatusOr<std::string>& version, int rank) {
   if (options.device == nullptr) {
@@ -161,7 +161,7 @@ absl::StatusOr<ChosenPlane> TryNccl(const ChoiceOptions& options, Transport& tra
   return ChosenPlane{*std::move(plane), absl::StrCat("nccl ", *version, how)};
 }
 
-// Ranks that can share memory with the same version give the same offer.
+// Ranks with the same version that can share memory give the same offer.
 absl::Status CheckUcxOffers(const Board& board, const Answers& offers) {
   for (size_t rank = 1; rank < offers.size(); ++rank) {
     if (*offers[rank] == *offers[0]) continue;
@@ -175,7 +175,7 @@ absl::Status CheckUcxOffers(const Board& board, const Answers& offers) {
   return absl::OkStatus();
 }
 
-// Between `size` neighbours, of whom the first is rank `first`.
+// Among ranks [first, first + size).
 absl::StatusOr<ChosenPlane> TryUcx(const ChoiceOptions& options, Transport& transport, int first,
                                    int size) {
   const Membership members{transport.members().rank - first, size};
@@ -201,7 +201,7 @@ absl::StatusOr<ChosenPlane> TryUcx(const ChoiceOptions& options, Transport& tran
   return TryUcx(options, transport, 0, transport.members().size);
 }
 
-// UCX's plane inside every node; Unimplemented on all ranks if one of the nodes can't.
+// UCX's plane inside every node; Unimplemented on all ranks if one of the nodes can't use it.
 absl::StatusOr<ChosenPlane> TryUcxInside(const ChoiceOptions& options, Transport& transport) {
   if (options.local_size < 2)
     return absl::UnimplementedError("there are no nodes of several ranks");

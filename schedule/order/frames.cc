@@ -19,7 +19,7 @@ struct FailureHeader {
   int32_t code;
   uint32_t silent;  // ranks that will not echo it
 };
-constexpr uint32_t kMostSilent = 1 << 20;  // a peer may say anything
+constexpr uint32_t kMostSilent = 1 << 20;  // bounds the number that a peer sends
 constexpr size_t kRoom = kControlBytes - sizeof(FrameHeader);
 
 ControlFrame FrameOf(FrameType type, size_t count) {
@@ -78,7 +78,7 @@ bool UnpackFailure(const ControlFrame& frame, uint32_t bytes, ParsedFrame* parse
   return true;
 }
 
-// A goodbye of an older release says no number, and then leaves nothing undone.
+// A goodbye of an older release has no number, which counts as all collectives.
 bool UnpackBye(const ControlFrame& frame, uint32_t count, uint64_t* started) {
   *started = std::numeric_limits<uint64_t>::max();
   if (count == 1) std::memcpy(started, frame.data() + sizeof(FrameHeader), sizeof(*started));
@@ -92,7 +92,7 @@ size_t ChunkBytes(const Report& report) {
 }
 
 void SetName(std::string_view name, std::string_view shape, Report* report) {
-  constexpr size_t kRoomForShape = 24;  // which a long name leaves
+  constexpr size_t kRoomForShape = 24;  // bytes that a long name leaves for it
   std::span<char> room = report->name;
   std::ranges::fill(room, '\0');
   const size_t left = shape.empty() ? 0 : std::min(shape.size() + 1, kRoomForShape);

@@ -1,6 +1,6 @@
-// Frames: what ranks say to one another on the control channel. Wire structs are fixed in width and
-// copied into control frames as they stand (little-endian hosts); the version of compress/FORMAT.md
-// covers them. Outbox: what a sequencer says to its peers, and to its host.
+// Frames: the messages between ranks on the control plane. Wire structs have a fixed width and are
+// copied into control frames unchanged (little-endian hosts); the version of compress/FORMAT.md
+// covers them. Outbox: the messages of a sequencer to its peers, and its actions for its host.
 #ifndef THINWIRE_SCHEDULE_ORDER_FRAMES_H_
 #define THINWIRE_SCHEDULE_ORDER_FRAMES_H_
 
@@ -33,16 +33,16 @@ enum class FrameType : uint32_t {
                      // the number of collectives that it has started)
   kPredict = 6,      // leader to all: start these chunks, in this order, once you have them
   kPing = 7,         // rank to rank: answer with a pong
-  kPong = 8,         // rank to rank: it is there
-  kGroupReport = 9,  // head of a group to leader: this tensor is ready on all ranks of the group
+  kPong = 8,         // rank to rank: the answer to a ping
+  kGroupReport = 9,  // group head to leader: this tensor is ready on all ranks of the group
   // 10 was a digest, which earlier releases of the protocol sent.
   kByeHeard = 11,  // rank to rank: all that your goodbye counts is done here
   kWithdraw = 12,  // leader to all: these tensors are predicted no more; their chunks will be
                    // announced if the tensors come
 };
 
-// A value of Report::op beside those of Op: a mean by a divisor of the call, which the hash of the
-// partition then holds as well.
+// A value of Report::op besides those of Op: a mean by the call's divisor, which partition_hash
+// then covers.
 inline constexpr uint8_t kDividedByCaller = 2;
 
 // Report::key of a use without a name, which ranks match by order.
@@ -51,7 +51,7 @@ inline constexpr uint64_t kUnnamedKey = HashBytes({});
 // One tensor as one rank sees it. All ranks' reports of one id must agree.
 struct Report {
   uint64_t key = 0;   // hash of the name
-  uint64_t call = 0;  // how often that name was used before
+  uint64_t call = 0;  // number of earlier uses of that name
   uint64_t numel = 0;
   uint64_t partition_hash = 0;
   int32_t priority = 0;
@@ -60,8 +60,8 @@ struct Report {
   uint8_t direct = 0;      // exchanged at once, outside the leader's order
   uint8_t collective = 0;  // Collective of schedule/request.h
   uint32_t chunks = 0;
-  // For messages, cut to fit: the tensor's name, a NUL, its shape if that is compared, and NULs.
-  // The hash of the partition holds the shape as well.
+  // For error messages, cut to fit: the tensor's name, a NUL, its shape if shapes are compared, and
+  // NULs. partition_hash covers the shape.
   char name[68] = {};
 
   uint64_t id() const { return HashCombine(key, call); }
@@ -70,10 +70,10 @@ static_assert(sizeof(Report) == 112 && std::is_trivially_copyable_v<Report>);
 
 // Such as "1024 elements of fp32 in the shape 32x32, mean".
 std::string DescribeReport(const Report& report);
-// FailedPrecondition when `rank` describes the tensor otherwise than `first_rank` did.
+// FailedPrecondition if `rank` describes the tensor differently from `first_rank`.
 absl::Status CheckAgreement(int first_rank, const Report& first, int rank, const Report& report);
 
-// Bytes of fp32 input of a chunk, in the mean over the tensor's chunks.
+// Average bytes of fp32 input of the tensor's chunks.
 size_t ChunkBytes(const Report& report);
 
 struct Announcement {
@@ -94,7 +94,7 @@ struct PredictedChunk {
 };
 static_assert(sizeof(PredictedChunk) == 24 && std::is_trivially_copyable_v<PredictedChunk>);
 
-// A tensor that was predicted with so many chunks, and is predicted no more.
+// A tensor that was predicted with `chunks` chunks, and is predicted no more.
 struct Withdrawal {
   uint64_t id = 0;
   uint32_t chunks = 0;
@@ -106,7 +106,7 @@ static_assert(sizeof(Withdrawal) == 16 && std::is_trivially_copyable_v<Withdrawa
 void SetName(std::string_view name, std::string_view shape, Report* report);
 std::string_view ShapeOf(const Report& report);
 
-// A message of the sequencers. `type` says which of the members it carries.
+// A message between sequencers. `type` says which of the members it carries.
 struct OrderMessage {
   FrameType type = FrameType::kPing;
   Report report;                            // kReport, kOverdue, kGroupReport
@@ -115,27 +115,27 @@ struct OrderMessage {
   std::vector<Withdrawal> withdrawn;        // kWithdraw
 };
 
-// A failure travels with its code, the number of ranks that are known not to answer, and as much of
-// its message as fits.
+// Packs the code, the number of ranks known not to answer, and as much of the message as fits.
 ControlFrame PackFailure(const absl::Status& reason, int silent = 0);
 ControlFrame PackBye(uint64_t started);
 ControlFrame PackSignal(FrameType type);  // kPing, kPong, kByeHeard
 
-// A frame taken apart. nullopt for a frame that no rank of this version sends.
+// The content of a frame.
 struct ParsedFrame {
   OrderMessage message;
   absl::Status failure;  // kFail
   int silent = 0;        // kFail
   uint64_t started = 0;  // kBye
 };
+// Returns nullopt for a frame that no rank of this version sends.
 std::optional<ParsedFrame> ParseFrame(const ControlFrame& frame);
 
-// How many entries of the message's list go into one frame, and the frame that begins with entry
-// `first`.
+// The number of entries of the message's list that fit in a frame, and the frame that begins with
+// entry `first`.
 size_t EntriesPerFrame(const OrderMessage& message);
 ControlFrame PackPart(const OrderMessage& message, size_t first);
 
-// How many frames the message takes; a long list takes several.
+// The number of frames that the message takes; a long list takes several.
 inline size_t FramesOf(const OrderMessage& message) {
   const size_t entries =
       std::max({message.announcements.size(), message.predicted.size(), message.withdrawn.size()});
@@ -143,21 +143,21 @@ inline size_t FramesOf(const OrderMessage& message) {
   return std::max<size_t>(1, (entries + each - 1) / each);
 }
 
-// Calls send(frame) for each of them.
+// Calls send(frame) for each frame of the message.
 template <typename Send>
 void ForEachFrame(const OrderMessage& message, Send send) {
   const size_t frames = FramesOf(message);
   for (size_t i = 0; i < frames; ++i) send(PackPart(message, i * EntriesPerFrame(message)));
 }
 
-// A chunk that is to be run now.
+// A chunk to start now.
 struct StartChunk {
   uint64_t id = 0;  // of its tensor
   uint32_t chunk = 0;
   bool drain = true;  // all of its hops come before the next chunk's; Matching::kByOrder only
   bool predicted = false;
-  uint64_t position = 0;                 // in the predicted queue; 0: it was not there
-  double started_s = 0.0;                // of the sequencer's clock
+  uint64_t position = 0;                 // in StartQueue's predicted chunks; 0: not among them
+  double started_s = 0.0;                // seconds of the sequencer's clock
   std::shared_ptr<void> host = nullptr;  // what the host gave to OnSubmit with the tensor
 };
 
@@ -169,17 +169,17 @@ struct Action {
   int to = kEveryone;    // kSend
   OrderMessage message;  // kSend
   absl::Status reason;   // kFail
-  int silent = 0;        // kFail: ranks that do not answer, and so will not echo it
+  int silent = 0;        // kFail: number of ranks that do not answer, and so will not echo it
   int at_once = 0;       // kPredicted: predicted chunks that may soon be under way together
 };
 
-// Actions of a sequencer, to be done in order. Slots are used again, so that a steady state
-// allocates nothing. Not thread-safe.
+// Actions of a sequencer, to be done in order. Slots are reused, so that a steady state allocates
+// nothing. Not thread-safe.
 class Outbox {
  public:
   void Start(StartChunk start) { Add(Action::Kind::kStart).start = std::move(start); }
 
-  // The message, for its content to be filled in.
+  // Returns the message; the caller fills in its content.
   OrderMessage& Send(int to, FrameType type) {
     Action& action = Add(Action::Kind::kSend);
     action.to = to;

@@ -16,26 +16,27 @@ namespace thinwire {
 namespace {
 
 constexpr double kNever = std::numeric_limits<double>::infinity();
-// Windows that are tried hold one chunk, and what the link carries in so many times of a hop;
-// backlogs that are tried are in chunks. Decision 6 has the sets that were compared.
+// The windows that are tried hold one chunk plus what the link carries in this many times a hop's
+// time; the backlogs that are tried are in chunks. Decision 6 lists the sets that were compared.
 constexpr double kHopTimes[] = {0.75, 1.0, 1.25, 1.5, 2.0, 3.0, 4.0};
 constexpr double kBacklogs[] = {0.5, 2.0};
-// A larger window must end the step earlier by this part: it costs memory, and the model is a
-// guess.
+// A larger window must end the step earlier by this fraction: it costs memory, and the model is
+// rough.
 constexpr double kWorthIt = 1e-3;
 constexpr double kRounding = 1.0 + 1e-9;  // of sums of times
 
-// In a step: what once was the least time may not come again. Chunks that queue at the link hide
-// it, so a larger factor would take their waiting for a latency, and make the queue longer.
+// Growth of the least time per step, since an old minimum may not be reached again. A larger factor
+// would take chunks' waiting at the link for latency, and make the queue longer.
 constexpr double kSlower = 1.01;
-// A steady rate is of so many chunks, or of this part of a step's bytes.
+// A steady rate is measured over at least this many chunks and this part of a step's bytes.
 constexpr double kSteadyChunks = 4.0, kSteadyPart = 0.5;
-constexpr double kGrows = 1.2;  // in a step: a rate that had been held back
-// Times of a hop that the window has then beside all lanes' chunks, whatever is predicted.
+constexpr double kGrows = 1.2;  // growth of the rate in a step, if the window had limited it
+// The window is then at least all lanes' chunks plus what the link carries in this many times a
+// hop's time.
 constexpr double kGrowingTimes = 4.0;
 constexpr size_t kMaxDelivered = size_t{1} << 16;
 
-// Less goes first.
+// Sort key of a tensor: the least goes first.
 std::tuple<double, double, uint32_t> RankOf(const ExpectedTensor& tensor, uint32_t index,
                                             Policy policy) {
   switch (policy) {
@@ -59,7 +60,7 @@ std::vector<uint32_t> ByReady(std::span<const ExpectedTensor> tensors) {
                   [&](uint32_t a, uint32_t b) { return tensors[a].ready_s < tensors[b].ready_s; });
 }
 
-// Returns the seconds of computing that follow a tensor's last chunk, by tensor.
+// By tensor: the seconds of computation that follow its last chunk.
 std::vector<double> Tails(std::span<const ExpectedTensor> tensors, Policy policy) {
   std::vector<double> tails(tensors.size());
   if (policy != Policy::kP3) return tails;
@@ -81,9 +82,9 @@ class LinkRun {
  public:
   explicit LinkRun(const ExpectedLink& link) : link_(link), arriving_(link.hop_shares.size()) {}
 
-  // When the bytes that are queued will be sent.
+  // When all queued bytes will have been sent.
   double free_at() const { return free_at_; }
-  // Seconds of hops that have been queued and have not arrived.
+  // Seconds of link time of the hops that are queued or have not arrived.
   double under_way_s() const { return under_way_s_; }
 
   void Start(double now, uint32_t chunk, double length_s) { Queue(now, {0.0, chunk, length_s}, 0); }
@@ -97,8 +98,8 @@ class LinkRun {
     return when;
   }
 
-  // Arrivals until now go on to their next hop; calls done(chunk, when) for the chunks whose last
-  // hop has arrived.
+  // Moves chunks whose hop has arrived by `now` to their next hop; calls done(chunk, when) for the
+  // chunks whose last hop has arrived.
   template <typename Done>
   void Advance(double now, Done done) {
     for (double when = next(); when <= now; when = next()) {
@@ -134,7 +135,7 @@ class LinkRun {
 
   const ExpectedLink& link_;
   double free_at_ = 0.0, under_way_s_ = 0.0;
-  std::vector<std::deque<Arrival>> arriving_;  // by hop; in each the earliest comes first
+  std::vector<std::deque<Arrival>> arriving_;  // by hop; the earliest first
 };
 
 double ChunkLength(const ExpectedTensor& tensor) { return tensor.length_s / tensor.chunks; }
@@ -156,8 +157,8 @@ std::vector<ChunkOfStep> PredictOrder(std::span<const ExpectedTensor> tensors, P
   LinkRun run(link);
   double now = 0.0;
   size_t next = 0, over = 0;
-  // When the next tensor may come; never before all are sent that were done when it was ready.
-  // These were ready before it, so they are among `ready`.
+  // When the next tensor may come; not before all tensors are sent that were done when it was
+  // ready. Those were ready before it, so they are in `ready`.
   const auto comes = [&] {
     if (next == by_ready.size()) return kNever;
     while (over < by_done.size() && sent[by_done[over]] == tensors[by_done[over]].chunks) ++over;
@@ -188,7 +189,7 @@ double PredictEnd(std::span<const ExpectedTensor> tensors, std::span<const Chunk
   std::vector<uint32_t> left;  // chunks, by tensor
   for (const ExpectedTensor& tensor : tensors) left.push_back(tensor.chunks);
   std::vector<bool> started(order.size()), done(order.size());
-  size_t oldest = 0, first = 0;  // not done, and not started
+  size_t oldest = 0, first = 0;  // the first place not done, and the first not started
   LinkRun run(link);
   double now = 0.0, end = 0.0;
   size_t running = 0;
@@ -209,7 +210,7 @@ double PredictEnd(std::span<const ExpectedTensor> tensors, std::span<const Chunk
         soonest = std::min(soonest, tensor.ready_s);
         continue;
       }
-      const double window = ahead > 1 ? window_s / 2 : window_s;  // for one that overtakes
+      const double window = ahead > 1 ? window_s / 2 : window_s;  // half for a chunk that overtakes
       const double first_hop = ChunkLength(tensor) * link.hop_shares[0];
       const bool fits = running == 0 || run.under_way_s() + first_hop <= kRounding * window;
       return {place == oldest || fits ? place : order.size(), soonest};
@@ -263,7 +264,7 @@ Prediction::Prediction(const Options& options, std::vector<double> hop_shares)
       chunk_bytes_(static_cast<double>(options.chunk_bytes)),
       lanes_bytes_(chunk_bytes_ * options.lanes),
       link_{.hop_shares = std::move(hop_shares)} {
-  std::erase(link_.hop_shares, 0.0);  // inside nodes
+  std::erase(link_.hop_shares, 0.0);  // hops inside nodes
 }
 
 Prediction::Tensor* Prediction::Find(uint64_t id) {
@@ -273,7 +274,7 @@ Prediction::Tensor* Prediction::Find(uint64_t id) {
   return nullptr;
 }
 
-// The current step begins anew. It keeps its memory.
+// Restarts the current step, and keeps its memory.
 void Prediction::Begin(double now) {
   for (const Tensor& tensor : current_.tensors) current_.index.Erase(tensor.report.id());
   current_.tensors.clear();
@@ -281,7 +282,7 @@ void Prediction::Begin(double now) {
 }
 
 void Prediction::OnSubmitted(const Report& report, double now) {
-  // The next use without a name may be that of another tensor.
+  // The next use without a name may be of another tensor.
   if (report.direct != 0 || report.key == kUnnamedKey || Find(report.id()) != nullptr) return;
   if (current_.tensors.size() == kMaxTensors) Begin(now);
   current_.index.Insert(report.id()) = current_.tensors.size();
@@ -326,7 +327,7 @@ void Prediction::OnChunkDone(double started, double now, size_t bytes) {
 
 double Prediction::bytes_per_s() const { return *std::ranges::max_element(rates_); }
 
-// All but the last entry until then, which says what was done before.
+// Erases all entries until `time` except the last one, which says what was done before.
 void Prediction::ForgetBefore(double time) {
   const auto later =
       std::upper_bound(delivered_.begin(), delivered_.end(), time,
@@ -363,9 +364,9 @@ Prediction::NextStep Prediction::Next() {
   std::vector<ExpectedTensor> expected;
   NextStep step;
   for (const Tensor& tensor : ended_.tensors) {
-    // If a name was used several times, nobody knows which of them the next call will be.
+    // If a name was used several times, its next call may be any of them.
     if (calls[tensor.report.key] > 1) continue;
-    if (tensor.report.op == kDividedByCaller) continue;  // the next call's divisor is not known
+    if (tensor.report.op == kDividedByCaller) continue;  // the next call's divisor is unknown
     const double length = seconds_per_element * static_cast<double>(tensor.report.numel);
     expected.push_back({tensor.ready - ended_.begin, length, tensor.report.priority,
                         tensor.report.chunks, waits_ ? tensor.done - ended_.begin : kNever});
@@ -374,7 +375,7 @@ Prediction::NextStep Prediction::Next() {
     step.tensors.push_back(next);
   }
   if (expected.empty()) return step;
-  double least_s = kNever;  // of a chunk on the link
+  double least_s = kNever;  // the least time of a chunk on the link
   for (const ExpectedTensor& tensor : expected) {
     least_s = std::min(least_s, tensor.length_s / tensor.chunks);
   }
@@ -384,7 +385,7 @@ Prediction::NextStep Prediction::Next() {
   link_.slowdown = steady_rate > 0.0 ? std::max(1.0, rate / steady_rate) : 1.0;
   const double link_s = rate > 0.0 ? chunk_bytes_ / rate : 0.0;
   const PredictedStep predicted = PredictStep(expected, policy_, link_, chunk_s_, link_s);
-  // Before anything is known of the link the window is as if it had no latency.
+  // Before the link's rate is known, the window assumes no latency.
   double window = rate > 0.0 ? predicted.window_s * rate : lanes_bytes_;
   if (growing_) window = std::max(window, lanes_bytes_ + kGrowingTimes * chunk_s_ / hops * rate);
   constexpr double kMost = std::numeric_limits<uint32_t>::max();

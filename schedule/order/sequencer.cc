@@ -10,11 +10,11 @@
 namespace thinwire {
 namespace {
 
-constexpr double kLate_s = 0.1;   // after which a direct tensor is reported after all
-constexpr double kGrace_s = 1.5;  // for a rank 0 that answers to name the reason
+constexpr double kLate_s = 0.1;   // age at which a direct tensor is reported after all
+constexpr double kGrace_s = 1.5;  // for rank 0 to name the reason, if it answers
 
-// Parts of the timeout. Whoever waits for a tensor asks in the last quarter, a few times, who is
-// there; so it knows at the deadline who fell silent before.
+// Parts of the timeout. A rank that waits for a tensor pings a few times in the last quarter, so it
+// knows at the deadline which ranks are silent.
 constexpr double kAhead = 0.25;
 constexpr double kPause = kAhead / 4;
 
@@ -51,8 +51,9 @@ Sequencer::Sequencer(const Membership& members, const Options& options, Matching
       roll_(members.rank == 0 ? members.size : 1, kPause * Seconds(options.timeout),
             AnswerPatience(Seconds(options.timeout))),
       options_(options) {
-  // Nothing is withdrawn there, so no order may contradict a program. Elsewhere one that nobody
-  // waits against is better: what is not urgent may fill all of the window if it overtakes nothing.
+  // With kByOrder nothing is withdrawn, so the order must never contradict a program that waits.
+  // With kByTag an order that ignores waits is better: chunks that are not urgent may fill the
+  // whole window if they overtake nothing.
   if (leader_ != nullptr && matching_ == Matching::kByOrder) prediction_->ExpectWaits();
 }
 
@@ -89,7 +90,7 @@ void Sequencer::OnSubmit(std::shared_ptr<const Report> submitted, double now,
 
 void Sequencer::SendReport(FrameType type, const Report& report, double now) {
   if (leader_ != nullptr) return OnReport(0, type, report, now);
-  // Rank 0 judges late and overdue tensors, so it must hear of them from each rank.
+  // Rank 0 judges late and overdue tensors, so each rank reports them to it directly.
   const bool in_order = type == FrameType::kReport && report.direct == 0;
   if (in_order && tree_.is_head()) return OnGroupReport(members_.rank, report);
   outbox_.Send(in_order ? tree_.head() : 0, type).report = report;
@@ -101,8 +102,8 @@ void Sequencer::OnGroupReport(int rank, const Report& report) {
   if (*all) outbox_.Send(0, FrameType::kGroupReport).report = report;
 }
 
-// Rank 0 calls the roll when something is late. It must know then what each rank has, also of those
-// whose group has not all of it.
+// Rank 0 calls the roll when a tensor is late. It must then know what each rank has, even for
+// tensors that not all of the rank's group have.
 void Sequencer::ReportAnew() {
   if (tree_.HeadOf(members_.rank) == 0) return;
   book_.ForEach(members_.rank, [this](const OwnTensor& own) {
@@ -144,13 +145,13 @@ void Sequencer::OnMessage(int from, const OrderMessage& message, double now) {
       break;
     case FrameType::kFail:
     case FrameType::kBye:
-    case FrameType::kByeHeard: break;  // not the sequencer's
+    case FrameType::kByeHeard: break;  // not for the sequencer
   }
   if (leader_ != nullptr) JudgeOverdue(now);
   starts_.Start(now);
 }
 
-// A direct or predicted tensor needs no report to finish, so a late one may come when rank 0 is
+// A direct or predicted tensor finishes without reports, so a late report may arrive when rank 0 is
 // done with it.
 bool Sequencer::FinishedHere(const Report& report) const {
   return leader_->WasSubmitted(report) && book_.Find(members_.rank, report.id()) == nullptr;
@@ -209,15 +210,15 @@ void Sequencer::PassOn(const std::vector<Withdrawal>& withdrawn) {
   }
 }
 
-// Bytes under way at once: a few chunks, and what else the link carries in that time.
+// Bytes under way at once: a chunk for each lane, and what the link carries in `seconds`.
 size_t Sequencer::WindowBytes(double seconds) const {
   const double on_their_way = seconds * prediction_->bytes_per_s();
   return options_.chunk_bytes * options_.lanes + static_cast<size_t>(on_their_way);
 }
 
 void Sequencer::Predict() {
-  // In one order for all chunks, those of this step that are announced later would wait for those
-  // of the next step, which ranks may submit only when this one is done.
+  // If all chunks start in one order, this step's chunks that are announced later would wait for
+  // those of the next step, which ranks may submit only when this step is done.
   if (matching_ == Matching::kByOrder && !leader_->AllAnnounced()) return;
   Prediction::NextStep step = prediction_->Next();
   if (step.chunks.empty() || !predicts_) return;
@@ -233,7 +234,7 @@ void Sequencer::Predict() {
   PassOn(step.chunks);
 }
 
-// Behind all orders that rank 0 has given, and ahead of all that it will give.
+// Takes effect after all earlier orders of rank 0, and before all later ones.
 void Sequencer::Withdraw() {
   if (withdrawing_.empty()) return;
   starts_.Withdraw(withdrawing_);
@@ -253,7 +254,7 @@ void Sequencer::EndStep(double now) {
   leader_->WithdrawAll(&withdrawing_);
   Withdraw();
   prediction_->EndStep(now);
-  // An announcement's way there, and its end's way back.
+  // The latency of an announcement, and that of the chunk's end on the way back.
   leader_->SetWindow(WindowBytes(2 * roll_.latency_s()));
   Predict();
   starts_.Start(now);
@@ -454,8 +455,8 @@ void Leader::WithdrawBefore(uint64_t id, std::vector<Withdrawal>* withdrawn) {
 
 void Leader::WithdrawAll(std::vector<Withdrawal>* withdrawn) { Withdraw(clock_ + 1, withdrawn); }
 
-// Those whose prediction came before that of the number `before`: a step's tensors are predicted in
-// the order in which rank 0 submitted them in the step before.
+// Withdraws the tensors with `predicted` below `before`: a step's tensors are predicted in the
+// order in which rank 0 submitted them in the step before.
 void Leader::Withdraw(uint64_t before, std::vector<Withdrawal>* withdrawn) {
   while (!expected_.empty()) {
     const uint64_t id = expected_.front();
@@ -510,7 +511,7 @@ void Leader::Next(std::vector<Announcement>* order) {
         [this](uint64_t a, uint64_t b) { return Before(*tensors_.Find(a), *tensors_.Find(b)); });
     Tensor& tensor = *tensors_.Find(*first);
     const size_t bytes = ChunkBytes(tensor.first);
-    // Once the chunk that waits for a follower is the only one left, it gets one, however large.
+    // If the only unfinished chunk waits for a follower, the next one follows, however large.
     const bool over = unfinished_bytes_ + bytes > window_bytes_;
     if (over && unfinished_bytes_ > undrained_bytes_) break;
     unfinished_bytes_ += bytes;

@@ -1,14 +1,13 @@
 // Sequencer: one rank's part in the order of chunks. Reports go in, the order comes out.
 //
-// Every rank reports its tensors to rank 0, whose Leader announces chunks that all ranks have, and
-// whose Prediction says a whole step's order ahead where ranks are far apart. What is ordered
-// starts as StartQueue says: the oldest unfinished chunk is submitted and has a lane on every rank,
-// so it finishes. In a large world heads of groups sum reports up, and pass on what rank 0 says:
-// ControlTree.
+// Every rank reports its tensors to rank 0. Its Leader announces chunks that all ranks have; its
+// Prediction orders a whole step ahead if ranks are far apart. Ordered chunks start as StartQueue
+// describes: the oldest unfinished chunk is submitted and has a lane on every rank, so it finishes.
+// In a large world group heads sum up reports and pass on rank 0's messages: ControlTree.
 //
-// Pure logic: time comes in with every event, in seconds of any one clock, and what is to be done
-// goes into an outbox, in order. The engine and the simulator host the same object. Not
-// thread-safe, as nothing in this header.
+// Pure logic: every event carries the time, in seconds of any one clock, and actions go into an
+// outbox, in order. The engine and the simulator host the same object. Nothing in this header is
+// thread-safe.
 #ifndef THINWIRE_SCHEDULE_ORDER_SEQUENCER_H_
 #define THINWIRE_SCHEDULE_ORDER_SEQUENCER_H_
 
@@ -36,10 +35,10 @@
 
 namespace thinwire {
 
-// A tensor's place in the order. The two counts are of one clock, so no two tensors share one.
+// A tensor's place in the order. Both counts are of one counter, so no two tensors share a value.
 struct Place {
-  uint64_t submitted = 0;  // when the first rank had it
-  uint64_t complete = 0;   // when all ranks had it
+  uint64_t submitted = 0;  // when the first rank reported it
+  uint64_t complete = 0;   // when all ranks had reported it
   int32_t priority = 0;    // lower goes first
 };
 
@@ -50,35 +49,35 @@ constexpr bool GoesBefore(Policy policy, const Place& a, const Place& b) {
   return a.complete < b.complete;
 }
 
-// Leader: rank 0's book of which rank has which tensor ready, and the order that it makes of it.
+// Leader: rank 0's record of which rank has which tensor ready, and the order that follows from it.
 //
-// Collectives deadlock when ranks choose by what is ready locally. So among the chunks that *all*
-// ranks have reported the leader takes the first by policy, and all ranks start chunks in that
-// order.
+// Collectives deadlock if each rank chooses among what is ready locally. So the leader orders the
+// chunks that *all* ranks have reported, by policy, and all ranks start them in that order.
 class Leader {
  public:
-  // At most `window_bytes` of fp32 input are announced and unfinished (but always one chunk).
+  // At most `window_bytes` of fp32 input are announced and unfinished (but at least one chunk).
   Leader(int world, Policy policy, size_t window_bytes);
 
-  // FailedPrecondition when `rank` describes the tensor otherwise than an earlier rank did. A
-  // repeated report of one rank changes nothing.
+  // FailedPrecondition if `rank` describes the tensor differently from an earlier rank. A repeated
+  // report from one rank has no effect.
   absl::Status OnReport(int rank, const Report& report);
 
   void SetWindow(size_t bytes) { window_bytes_ = bytes; }
 
-  // The tensor will come, and its chunks are predicted, so they are not announced.
+  // The tensor is predicted, so its chunks are not announced.
   void Expect(const Report& report);
   bool Expects(uint64_t id) const;
   // A predicted tensor that `rank` has not reported; null if there is none.
   const Report* Unreported(int rank) const;
-  // Appends the predicted tensors that rank 0 has not reported, though the step before had them
-  // ahead of `id`, which all ranks have now: rank 0's step seems to lack them. They are not
-  // predicted any more, and are announced if they come.
+  // Withdraws the predicted tensors that rank 0 has not reported although they came before `id` in
+  // the step before, and all ranks have `id` now: rank 0's step seems to lack them. They are no
+  // longer predicted, and are announced if they come. Appends them to `withdrawn`.
   void WithdrawBefore(uint64_t id, std::vector<Withdrawal>* withdrawn);
-  // So of all predicted tensors that rank 0 has not reported: its step is over.
+  // The same for all predicted tensors that rank 0 has not reported: its step is over.
   void WithdrawAll(std::vector<Withdrawal>* withdrawn);
-  // So of all predicted tensors that all ranks have, whose chunks are announced. Those chunks that
-  // rank 0 has started, as `book` says, are appended to `order`: they need no room in the window.
+  // The same for all predicted tensors that all ranks have; their chunks are then announced. Chunks
+  // that rank 0 has started, by `book`, are appended to `order` at once: they need no room in the
+  // window.
   void WithdrawReady(TensorBook& book, std::vector<Withdrawal>* withdrawn,
                      std::vector<Announcement>* order);
   // True if all ranks have reported it.
@@ -86,33 +85,34 @@ class Leader {
 
   // Appends the chunks to announce now, in order. They count as announced.
   void Next(std::vector<Announcement>* order);
-  // True if nothing waits for the window that all ranks have.
+  // True if all chunks that all ranks have are announced, so that none waits for room in the
+  // window.
   bool AllAnnounced() const { return ready_.empty(); }
 
-  // The leader's own rank has submitted a tensor, in whatever way it goes.
+  // Rank 0 has submitted a tensor: direct, announced or predicted.
   void OnSubmitted(const Report& report);
-  // True if that was said of the tensor.
+  // True if OnSubmitted was called for the tensor.
   bool WasSubmitted(const Report& report) const;
-  // A chunk is finished on the leader's own rank, which frees its part of the window if it started
-  // as an announced one.
+  // A chunk is finished on rank 0. If it started as an announced one, this frees its part of the
+  // window.
   void OnChunkDone(uint64_t id, bool predicted);
-  // A direct tensor is finished; nothing more is to be known of it.
+  // A direct tensor is finished: forgets it.
   void Forget(uint64_t id) { tensors_.Erase(id); }
 
   // A rank says that the tensor passed its deadline there.
   void OnOverdue(uint64_t id, double now);
-  // Those of which that was said, since the first time.
+  // The overdue tensors, each with the time of the first OnOverdue.
   struct Overdue {
     uint64_t id;
     double since;
   };
   const std::vector<Overdue>& overdue() const { return overdue_; }
 
-  // Why the tensor passed its deadline: a rank that never submitted it, or a predicted tensor
-  // before it, or that fell silent. `silent`: the ranks that do not answer. Always an error.
+  // Explains why the tensor passed its deadline: a rank never submitted it or a predicted tensor
+  // before it, or fell silent. `silent`: the ranks that do not answer. Always an error.
   absl::Status Diagnose(uint64_t id, const std::vector<int>& silent) const;
 
-  // Says who waits for whom, for people: one line a tensor that is not reported by all ranks.
+  // Human-readable: one line for each tensor that not all ranks have reported.
   std::string Describe() const;
 
  private:
@@ -121,9 +121,9 @@ class Leader {
     int first_rank = 0;
     std::vector<bool> reported;  // by rank
     int reports = 0;
-    uint64_t submitted = 0;  // order of the first report
-    uint64_t complete = 0;   // order of the last report
-    uint64_t predicted = 0;  // order of the prediction; 0: it was not predicted
+    uint64_t submitted = 0;  // clock_ at the first report
+    uint64_t complete = 0;   // clock_ at the last report
+    uint64_t predicted = 0;  // clock_ at the prediction; 0: not predicted
     uint32_t announced = 0;  // chunks
     uint32_t done = 0;
   };
@@ -146,27 +146,27 @@ class Leader {
   uint64_t clock_ = 0;            // counts reports and predictions
   RecycledMap<Tensor> tensors_;   // by id
   std::vector<uint64_t> ready_;   // ids with chunks to announce, in no order
-  RingQueue<uint64_t> expected_;  // ids as predicted; some that rank 0 has reported, or are done
-  RecycledMap<uint64_t> calls_;   // submitted on the leader's own rank, by key
+  RingQueue<uint64_t> expected_;  // ids in Expect's order; rank 0 may have reported some
+  RecycledMap<uint64_t> calls_;   // number of calls submitted on rank 0, by key
   std::vector<Overdue> overdue_;
 };
 
-// How long a peer may owe an answer before it is silent, by the group's timeout, in seconds: on a
-// busy link the answer waits behind chunks, and on a busy machine for a processor.
+// How long a peer may owe an answer before it counts as silent, in seconds, for a group's timeout
+// in seconds: on a busy link the answer waits behind chunks, and on a busy machine for a processor.
 inline double AnswerPatience(double timeout) { return std::clamp(timeout / 20, 0.25, 1.5); }
 
-// A roll call finds which peers answer, and how far they are. The rank that waits for a tensor asks
-// ahead of its deadline, so that it knows at the deadline who is silent. Rank 0 asks each a few
-// times before anything else, since on a busy link an answer waits behind chunks; the least time
+// A roll call finds which peers answer, and their latency. A rank that waits for a tensor pings
+// ahead of the deadline, so that it knows at the deadline which peers are silent. Rank 0 pings each
+// peer a few times before anything else, since later answers may wait behind chunks; the least time
 // counts.
 class RollCall {
  public:
-  // A peer that owes no answer is asked again after `pause`; it is silent once it has owed one for
-  // `patience`.
+  // A peer that owes no answer is pinged again after `pause` seconds; it is silent once it has owed
+  // an answer for `patience` seconds.
   RollCall(int world, double pause, double patience)
       : pause_(pause), patience_(patience), peers_(world) {}
 
-  // True if the peer is to be asked now, and has been asked then.
+  // True if the caller must ping the peer now; the ping counts as sent.
   bool Ask(int peer, double now) {
     if (peers_[peer].owes || now < peers_[peer].asked + pause_) return false;
     AskNow(peer, now);
@@ -176,7 +176,7 @@ class RollCall {
     peers_[peer].owes = true;
     peers_[peer].asked = now;
   }
-  // True if the peer has not answered often enough yet for its latency to be known.
+  // True if the peer has not yet given enough answers for its latency to be known.
   bool OnAnswer(int peer, double now) {
     Peer& p = peers_[peer];
     if (p.owes) p.round_trip = std::min(p.round_trip, now - p.asked);
@@ -226,13 +226,13 @@ class RollCall {
   };
   const double pause_, patience_;
   std::vector<Peer> peers_;  // by rank
-  int measured_ = 0;         // peers with all their answers
+  int measured_ = 0;         // peers that have given all kAnswers answers
 };
 
-// ControlTree: by which ranks reports go to rank 0 and its announcements come back. In a small
-// world everybody talks to rank 0. In a large one ranks form groups of about sqrt(n) neighbours,
-// and the first of each group, its head, sums their reports up and speaks for it; so rank 0 has
-// about 2 sqrt(n) frames to handle for a tensor, in place of 2 (n - 1).
+// ControlTree: the ranks through which reports reach rank 0, and its announcements come back. In a
+// small world every rank talks to rank 0. In a large one ranks form groups of about sqrt(n)
+// neighbours, and the first rank of each, the group head, sums up their reports; so rank 0 handles
+// about 2 sqrt(n) frames for a tensor, in place of 2 (n - 1).
 class ControlTree {
  public:
   // `from`: the least number of ranks that form groups.
@@ -254,20 +254,20 @@ class ControlTree {
   int head() const { return HeadOf(members_.rank); }
   bool is_head() const { return head() == members_.rank; }
   int HeadOf(int rank) const { return rank / group_ * group_; }
-  // The rank that passes on what rank 0 says: the head of the group; heads hear it from rank 0.
+  // The rank from which rank 0's messages come: the group head, or for a head rank 0.
   int parent() const { return is_head() ? 0 : head(); }
-  // The ranks of a head's group, itself included.
+  // The ranks of a head's group, including the head.
   std::vector<int> GroupOf(int head) const {
     std::vector<int> ranks;
     for (int r = head; r < std::min(head + group_, members_.size); ++r) ranks.push_back(r);
     return ranks;
   }
 
-  // Whom this rank passes rank 0's words on to: ranks, or kEveryone in a small world.
+  // The ranks to which this rank passes on rank 0's messages; kEveryone in a small world.
   const std::vector<int>& children() const { return children_; }
 
-  // On a head: a rank of its group, which may be itself, reports a tensor, each once. True if all
-  // of the group have reported it now, after which nothing is known of it; FailedPrecondition as
+  // On a head: a rank of its group, which may be itself, reports a tensor. Call once per rank and
+  // tensor. True if all of the group have now reported it; it is then forgotten. Fails like
   // CheckAgreement.
   absl::StatusOr<bool> SumUp(int rank, const Report& report);
 
@@ -293,47 +293,49 @@ class Sequencer {
  public:
   // With Matching::kByOrder all chunks, announced and predicted, start in one order, the same on
   // all ranks; with kByTag a predicted chunk may overtake one that its rank has not submitted.
-  // `hop_shares`: of a chunk's bytes, by hop (HopShares of schedule/collective/partition.h); rank 0
-  // predicts with them, and the window counts by them. `shared`: a book of all ranks' tensors,
-  // which outlives the sequencer; null: the sequencer keeps its own.
+  // `hop_shares`: each hop's share of a chunk's bytes (HopShares of
+  // schedule/collective/partition.h), for predictions and for the window. `shared`: a book of all
+  // ranks' tensors, which must outlive the sequencer; null: the sequencer keeps its own.
   Sequencer(const Membership& members, const Options& options, Matching matching,
             std::vector<double> hop_shares, TensorBook* shared = nullptr);
 
-  // Rank 0 asks its peers for their latency. measured() is true once all have answered.
+  // Rank 0 measures its peers' latency. measured() is true once it is known for all.
   void Begin(double now);
   bool measured() const { return leader_ == nullptr || roll_.measured(); }
 
   // This rank has submitted a tensor. A direct one is reported only when it is late. The sequencer
-  // keeps `report`, which nobody changes meanwhile, and `host`, until the tensor is done; `host` is
-  // whatever the host wants back with each chunk that starts.
+  // keeps `report`, which must not change, and `host` until the tensor is done; `host` is returned
+  // with each chunk that starts.
   void OnSubmit(std::shared_ptr<const Report> report, double now,
                 std::shared_ptr<void> host = nullptr);
-  // A report, announcement, prediction, withdrawal, ping or pong has come.
+  // A report, announcement, prediction, withdrawal, ping or pong has arrived.
   void OnMessage(int from, const OrderMessage& message, double now);
-  // A hop of a predicted chunk has ended here. Of a chunk that is done it changes nothing.
+  // A hop of a predicted chunk has ended here. No effect if the chunk is already done.
   void OnHopDone(const StartChunk& chunk, double now);
-  // A chunk is done here. `last`: so is its tensor.
+  // A chunk is done here. `last`: its tensor is done, too.
   void OnChunkDone(const StartChunk& chunk, bool last, double now);
   // A direct tensor is done here.
   void OnDirectDone(uint64_t id);
-  // This rank has submitted all of a step, and the next step will have the same tensors. Rank 0's
-  // call counts. Predicted tensors that rank 0 left out are withdrawn; with Matching::kByOrder one
-  // fails the group, since all chunks behind it wait for it. There the next step must also wait for
-  // the same tensors before it submits the same others, since nothing else is known to be live.
+  // This rank has submitted all of a step, and the next step will have the same tensors. Only rank
+  // 0's call has an effect. Predicted tensors that rank 0 left out are withdrawn; with
+  // Matching::kByOrder such a tensor fails the group, since all later chunks wait for it. With
+  // kByOrder the next step must also wait for the same tensors before it submits the same others:
+  // no other order is known to be free of deadlock.
   void EndStep(double now);
-  // This rank has submitted all of a step, and the next step may be another. Rank 0's call counts.
-  // Predicted tensors that rank 0 left out are withdrawn, with Matching::kByTag.
+  // This rank has submitted all of a step, and the next step may have other tensors. Only rank 0's
+  // call has an effect. Predicted tensors that rank 0 left out are withdrawn, with
+  // Matching::kByTag.
   void ForgetStep(double now);
-  // Some time has passed: finds what is late, overdue, or never answered. With Matching::kByTag
-  // rank 0 also ends a standstill: if no predicted chunk has moved there for
+  // Call from time to time: finds late and overdue tensors and silent ranks. With Matching::kByTag
+  // rank 0 also ends a standstill: if none of its predicted chunks has made progress for
   // AnswerPatience(timeout), it withdraws the predicted tensors that all ranks have, and each other
   // one of the step as soon as all ranks have it.
   void OnClock(double now);
 
-  // Actions to be done, in order. Whoever takes them does all of them.
+  // Actions to be done, in order. The host must carry out all of them.
   Outbox& outbox() { return outbox_; }
 
-  // Says who waits for whom, for people.
+  // Human-readable: who waits for whom.
   std::string Describe() const;
 
  private:
@@ -353,27 +355,28 @@ class Sequencer {
   void CallRoll(double now);
   void FindOverdue(double now);
   void JudgeOverdue(double now);
-  void EndStandstill(double now);  // rank 0's, of a predicted order, as OnClock says
+  void EndStandstill(double now);  // on rank 0, as OnClock describes
   void OnOrder(int from, const OrderMessage& message);
   size_t WindowBytes(double seconds) const;
   void Fail(absl::Status reason, int silent = 0) { outbox_.Fail(std::move(reason), silent); }
 
   const Membership members_;
   const Matching matching_;
-  bool predicts_;                         // rank 0's: steps go in the predicted order
-  const std::unique_ptr<Leader> leader_;  // rank 0's, as the next one
+  bool predicts_;                         // on rank 0: steps go in the predicted order
+  const std::unique_ptr<Leader> leader_;  // null except on rank 0, as the next one
   const std::unique_ptr<Prediction> prediction_;
   const std::unique_ptr<TensorBook> alone_;  // null with a shared book
   TensorBook& book_;
   Outbox outbox_;
   StartQueue starts_;
   ControlTree tree_;
-  RollCall roll_;  // of everybody on rank 0, of rank 0 elsewhere
+  RollCall roll_;  // on rank 0 of all ranks, elsewhere of rank 0
   const Options options_;
   std::vector<Announcement> announcing_;
   std::vector<Withdrawal> withdrawing_;
-  double moved_ = 0.0;  // when a hop of a predicted chunk ended, or all ranks had one more tensor
-  bool distrusts_ = false;  // rank 0's: the step stood still in its predicted order
+  // When a hop of a predicted chunk last ended, or all ranks last had one more predicted tensor.
+  double moved_ = 0.0;
+  bool distrusts_ = false;  // on rank 0: the step's predicted order had a standstill
 };
 
 }  // namespace thinwire

@@ -24,7 +24,7 @@ StartQueue::StartQueue(int rank, const Options& options, Matching matching,
 }
 
 void StartQueue::Append(const std::vector<Announcement>& announcements) {
-  // With one lane the next chunk starts when this one is over, so no hop of this one waits for it.
+  // With one lane the next chunk starts only when this one is done, so no hop can wait for it.
   const bool alone = lanes_ == 1;
   for (const Announcement& a : announcements) {
     if (HasStarted(a)) continue;
@@ -47,8 +47,8 @@ void StartQueue::Append(const std::vector<PredictedChunk>& chunks) {
   }
 }
 
-// A tensor that has no chunks left here has started all of them, and may be done already: exchanges
-// may be faster than this message.
+// A withdrawn tensor with no chunks left here has started all of them, and may be done already:
+// exchanges may be faster than the withdrawal.
 void StartQueue::Withdraw(const std::vector<Withdrawal>& withdrawn) {
   for (const Withdrawal& tensor : withdrawn) {
     size_t left =
@@ -67,7 +67,7 @@ void StartQueue::Withdraw(const std::vector<Withdrawal>& withdrawn) {
   HoldMore();
 }
 
-// A tensor's chunks start in the order of their numbers, in whatever way they are ordered.
+// A tensor's chunks always start in the order of their numbers, both announced and predicted.
 bool StartQueue::HasStarted(const Announcement& announcement) {
   const uint32_t* const started = started_ahead_.Find(announcement.id);
   if (started == nullptr || announcement.chunk >= *started) return false;
@@ -86,8 +86,8 @@ void StartQueue::HoldMore() {
   }
 }
 
-// Chunks of full size that are under way at once until the next prediction, if as many are at each
-// hop between nodes; of smaller ones there are more.
+// The number of chunks of full size that may be under way at once until the next prediction, if
+// each hop between nodes has as many of them; smaller chunks may be more.
 size_t StartQueue::AtOnce() const {
   size_t most = 0;
   for (const Held& held : held_) most = std::max(most, Window(held.chunk));
@@ -137,11 +137,11 @@ void StartQueue::StartPredicted(double now) {
   }
 }
 
-// The next predicted chunk that may start, which counts as started; null if there is none.
+// Returns the next predicted chunk that may start, and counts it as started; null if there is none.
 StartQueue::Held* StartQueue::NextPredicted() {
-  bool is_oldest = true;   // of those that are not withdrawn
-  bool is_first = true;    // of those that are ready
-  bool overtakes = false;  // one that is not
+  bool is_oldest = true;   // among chunks that are not withdrawn
+  bool is_first = true;    // among chunks that are ready
+  bool overtakes = false;  // a chunk that is not ready
   for (Held& held : held_) {
     if (held.withdrawn) continue;
     const bool oldest = std::exchange(is_oldest, false);
@@ -167,7 +167,7 @@ StartQueue::Held* StartQueue::NextPredicted() {
   return nullptr;
 }
 
-// Nobody has compared this rank's tensor with the others' yet; the hash of its partition does.
+// A predicted tensor starts before rank 0 has compared reports, so this compares partition hashes.
 bool StartQueue::AsPredicted(const Report& report, uint64_t partition_hash) {
   if (partition_hash == 0) return true;
   if (report.partition_hash == partition_hash && report.direct == 0) return true;
@@ -178,7 +178,7 @@ bool StartQueue::AsPredicted(const Report& report, uint64_t partition_hash) {
   return false;
 }
 
-// True if a chunk that rank 0 says to start can be one of the tensor's that has not started.
+// True if the ordered chunk can be one of the tensor's chunks that have not started; else fails.
 bool StartQueue::IsLeft(uint32_t chunk, OwnTensor* own) {
   const Report& report = *own->report;
   if (chunk < report.chunks && own->started < report.chunks) {

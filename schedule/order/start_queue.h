@@ -2,31 +2,30 @@
 //
 // Announced chunks start in the announced order, as many at a time as there are lanes, and with
 // Matching::kByOrder predicted ones stand among them. With kByTag each predicted chunk starts when
-// its rank has submitted it, as a window lets it. A chunk that cannot be this rank's fails the
-// group. Starts and failures go into the outbox. Not thread-safe.
+// this rank has submitted it and a window allows it. An ordered chunk that does not match this
+// rank's tensor fails the group. Starts and failures go into the outbox. Not thread-safe.
 //
-// A predicted chunk takes its lane before it is ready, and its hops share the link with those of
-// all others. If every lane sent at once, a chunk that is urgent would wait for what the others
-// have sent before it; so only as many bytes are under way as keep the link busy: a window. A chunk
-// counts with the bytes of the hop that it is at. If it counted whole, from its start to its end,
-// the window would have to hold what the link carries in all hops' latencies; a step's first chunks
-// would fill that at once, and then their later hops would stand before what is urgent. All ranks
-// agree on the order of chunks but not on when each is ready, so a window alone could hold what a
-// peer waits for: the oldest chunk that is not finished starts in any case, and is finished on all
-// ranks in the end.
+// A predicted chunk takes a lane before it is ready, and its hops share the link with those of all
+// other chunks. If all lanes sent at once, an urgent chunk would wait behind their bytes; so a
+// window limits the bytes under way to what keeps the link busy. A chunk counts with the bytes of
+// the hop that it is at. If it counted with all its bytes from start to end, the window would have
+// to be as large as what the link carries during all hops' latencies; a step's first chunks would
+// fill it at once, and their later hops would then go ahead of urgent chunks. All ranks agree on
+// the order of chunks but not on when each is ready, so a window alone could hold back a chunk that
+// a peer waits for. So the oldest unfinished chunk starts in any case, and finishes on all ranks.
 //
-// A chunk that overtakes another, which its rank has not submitted yet, may fill half of the
-// window. All of it would fill, while a backward pass goes on, with what is ready and not urgent,
-// and then hold what is urgent; none of it would leave the link idle behind a tensor that is late.
+// A chunk that overtakes one that this rank has not submitted yet may fill only half of the window.
+// With all of it, chunks that are ready but not urgent would fill the window during a backward pass
+// and then hold back urgent ones; with none of it, the link would be idle behind a late tensor.
 //
-// A predicted tensor that rank 0's step lacks is withdrawn, or its chunks would be held for ever;
-// and so is one that all ranks have, where a rank waits for it and has yet to submit what stands
-// before it. All ranks hear of it between the same orders. A rank that has it already, since it is
-// a step ahead, may have started chunks of it. These go on, and are the same exchanges as those
-// that rank 0 announces once all ranks have the tensor: so this rank passes over their
-// announcements, and the others start them. Until then they wait for peers that may wait for the
-// predicted order. So they are no part of it any more: their lanes do not count, and the oldest
-// chunk, which starts in any case, is the oldest of the others.
+// Rank 0 withdraws a predicted tensor that its step lacks, whose chunks would otherwise be held for
+// ever. In a standstill it also withdraws tensors that all ranks have, since a rank may wait for
+// one of them before it submits a tensor that is ordered earlier. All ranks get the withdrawal at
+// the same place among the orders. A rank that is a step ahead may have started chunks of the
+// withdrawn tensor. These go on: they are the same exchanges that rank 0 announces once all ranks
+// have the tensor, so this rank skips their announcements, and the others start them. Until then
+// they wait for peers, which may wait for the predicted order. So they no longer count in it:
+// neither for lanes nor as the oldest chunk.
 #ifndef THINWIRE_SCHEDULE_ORDER_START_QUEUE_H_
 #define THINWIRE_SCHEDULE_ORDER_START_QUEUE_H_
 
@@ -45,8 +44,7 @@
 
 namespace thinwire {
 
-// A tensor that a rank has submitted and not finished. The simulator has one for each of thousands
-// of ranks, so it is small.
+// A tensor that a rank has submitted and not finished. Small: the simulator has thousands of ranks.
 struct OwnTensor {
   std::shared_ptr<const Report> report;  // null: there is no such tensor
   uint32_t started = 0;                  // chunks
@@ -58,14 +56,14 @@ struct OwnTensor {
 };
 
 // The tensors of one rank or, in the simulator, of all of them, by id. All ranks' entries of a
-// tensor lie side by side, since what happens to a tensor happens to it on all ranks within a short
-// time: entries in a map of each rank would be fetched from memory every time. Not thread-safe.
+// tensor lie side by side, since the same event of a tensor occurs on all ranks within a short
+// time: with a map per rank, each access would miss the cache. Not thread-safe.
 class TensorBook {
  public:
-  // It is of `ranks` ranks, the first of which is `first`.
+  // Holds the tensors of ranks [first, first + ranks).
   TensorBook(int first, int ranks) : first_(first), ranks_(ranks) {}
 
-  // Null if the rank has none.
+  // Null if the rank has no tensor with this id.
   OwnTensor* Find(int rank, uint64_t id) {
     Row* const row = rows_.Find(id);
     if (row == nullptr) return nullptr;
@@ -73,7 +71,7 @@ class TensorBook {
     return own.report == nullptr ? nullptr : &own;
   }
 
-  // In place of what the rank had under the id. The tensor has a report.
+  // Replaces the rank's tensor under the id, if there is one. tensor.report must not be null.
   void Insert(int rank, uint64_t id, OwnTensor tensor) {
     Row& row = rows_.Insert(id);
     row.of.resize(ranks_);
@@ -89,7 +87,7 @@ class TensorBook {
     if (--row->taken == 0) rows_.Erase(id);
   }
 
-  // Calls visit(tensor) for each of the rank's, in no order.
+  // Calls visit(tensor) for each tensor of the rank, in no order.
   template <typename Visit>
   void ForEach(int rank, Visit visit) {
     rows_.ForEach([&](uint64_t, Row& row) {
@@ -109,28 +107,28 @@ class TensorBook {
 
 class StartQueue {
  public:
-  // Predicted chunks that hold a lane before they start. With more of them ranks that are ready
-  // with different chunks start more that their peers do not have yet.
+  // The number of predicted chunks that hold a lane before they start. With a larger number, ranks
+  // on which different chunks are ready would start more chunks that their peers do not have yet.
   static constexpr size_t kAhead = 4;
 
-  // `hop_shares`: of a chunk's bytes, by hop; 0 inside nodes, where a chunk counts with the hop
-  // between nodes that it comes to next. Whatever the hops of a chunk's own algorithm, and whether
-  // their ends are heard of, it counts until OnDone at most. `book` and `outbox` outlive the queue,
-  // which counts the started chunks of the rank's tensors.
+  // `hop_shares`: each hop's share of a chunk's bytes; 0 for hops inside nodes, where a chunk
+  // counts with the next hop between nodes. A chunk counts until OnDone at most, whatever the hops
+  // of its own algorithm, and even if OnHopDone is not called. `book` and `outbox` must outlive the
+  // queue, which counts the started chunks of the rank's tensors in `book`.
   StartQueue(int rank, const Options& options, Matching matching, std::vector<double> hop_shares,
              TensorBook& book, Outbox& outbox);
 
   void Append(const std::vector<Announcement>& announcements);
   void Append(const std::vector<PredictedChunk>& chunks);
-  // These tensors' chunks are predicted no more. With Matching::kByTag only: where all chunks start
-  // in one order, those that have started would have another place in it.
+  // The chunks of these tensors are no longer predicted. Only with Matching::kByTag: if all chunks
+  // start in one order, chunks that have started would have another place in it.
   void Withdraw(const std::vector<Withdrawal>& withdrawn);
-  // Starts all that may start now.
+  // Starts all chunks that may start now.
   void Start(double now);
   void OnHopDone(const StartChunk& chunk);
   void OnDone(const StartChunk& chunk);
 
-  // Says who waits for what, for people.
+  // Human-readable: who waits for what.
   std::string Describe() const;
 
  private:
@@ -146,13 +144,13 @@ class StartQueue {
     PredictedChunk chunk;
     uint64_t position;  // in the predicted order, from 1
     Phase phase = Phase::kPredicted;
-    size_t bytes = 0;  // of fp32 input; not before it is ready
+    size_t bytes = 0;  // of fp32 input; 0 before it is ready
     size_t hop = 0;    // from 0
     bool withdrawn = false;
   };
 
-  // Bytes of fp32 input whose hops are under way at once as the chunk starts, its own first hop
-  // included, unless it is the oldest or the only one.
+  // The chunk starts if the hops under way then, including its own first hop, have at most this
+  // many bytes of fp32 input, or if it is the oldest or the only chunk.
   static size_t Window(const PredictedChunk& chunk) { return size_t{chunk.window_kib} << 10; }
 
   void StartOrdered(double now);
@@ -160,7 +158,7 @@ class StartQueue {
   Held* NextPredicted();
   void HoldMore();
   std::deque<Held>::iterator Find(uint64_t position);
-  // Bytes of the hop that the chunk is at; 0 behind the last one.
+  // Bytes of the hop that the chunk is at; 0 after the last hop.
   size_t HopBytes(const Held& held) const {
     const double share = held.hop < hop_shares_.size() ? hop_shares_[held.hop] : 0.0;
     return static_cast<size_t>(share * static_cast<double>(held.bytes));
@@ -175,25 +173,25 @@ class StartQueue {
   const size_t predicted_lanes_;
   const size_t chunk_bytes_;
   const Matching matching_;
-  std::vector<double> hop_shares_;  // inside nodes those of the next hop
-  size_t hops_ = 0;                 // between nodes
+  std::vector<double> hop_shares_;  // for hops inside nodes: the next hop's
+  size_t hops_ = 0;                 // number of hops between nodes
   TensorBook& book_;
   Outbox& outbox_;
 
   RingQueue<Ordered> ordered_;  // announced, and with kByOrder predicted, not started
-  int running_ = 0;             // of what was ordered
-  // Chunks of withdrawn tensors that had started, and have not been announced, by tensor: those
-  // below this number. The tensor may be done here when its announcement comes.
+  int running_ = 0;             // started from ordered_ and not done
+  // By id of a withdrawn tensor: its chunks below this number had started, and are not announced
+  // yet. The tensor may be done here when its announcement comes.
   RecycledMap<uint32_t> started_ahead_;
 
-  // With kByTag, from the prediction to the end. Those under way hold a lane, and so do the first
-  // few that are not; of these the window says which start.
+  // With kByTag: predicted chunks, from the prediction until they are done. Chunks under way hold a
+  // lane, and so do the first few others; the window decides which of these start.
   std::deque<PredictedChunk> waiting_;  // for a lane
   std::deque<Held> held_;               // in the predicted order
   uint64_t next_position_ = 1;
   size_t under_way_ = 0;  // chunks that have started and are not done
-  size_t withdrawn_ = 0;  // of those, of withdrawn tensors
-  size_t hop_bytes_ = 0;  // of those, of the hops that they are at
+  size_t withdrawn_ = 0;  // chunks under way of withdrawn tensors
+  size_t hop_bytes_ = 0;  // bytes of the hops that chunks under way are at
 };
 
 }  // namespace thinwire

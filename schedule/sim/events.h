@@ -1,4 +1,4 @@
-// Events: a virtual clock. What is due at one time happens in the order in which it was asked for.
+// Events: a virtual clock. Actions due at the same time run in the order in which they were added.
 #ifndef THINWIRE_SCHEDULE_SIM_EVENTS_H_
 #define THINWIRE_SCHEDULE_SIM_EVENTS_H_
 
@@ -30,7 +30,7 @@ class Events {
     due_.push({when, ++asked_, slot});
   }
 
-  // Lets the next event happen; false if there is none.
+  // Runs the next action; false if there is none.
   bool Next() {
     if (due_.empty()) return false;
     const Due next = due_.top();
@@ -43,7 +43,7 @@ class Events {
   }
 
  private:
-  // A queue of plain values: it moves them many times, and each action once.
+  // The queue holds plain values, since it moves them often; each action is moved only once.
   struct Due {
     double when;
     uint64_t number;
@@ -54,7 +54,7 @@ class Events {
   };
   std::priority_queue<Due, std::vector<Due>, std::greater<>> due_;
   std::vector<Action> actions_;  // by slot
-  std::vector<uint32_t> free_;   // slots
+  std::vector<uint32_t> free_;   // free slots
   uint64_t asked_ = 0;
   double now_ = 0.0;
 };

@@ -1,5 +1,5 @@
-// Jackson's preemptive schedule: on one machine always run the released job of the longest tail.
-// No schedule, preemptive or not, ends earlier; so it bounds what any order of chunks can reach.
+// Jackson's preemptive schedule: one machine always runs the released job with the longest tail. No
+// schedule, preemptive or not, ends earlier, so its end is a lower bound for any order of chunks.
 // Jackson, "Scheduling a production line to minimize maximum tardiness", UCLA 1955; Carlier, "The
 // one-machine sequencing problem", EJOR 11 (1982), section 2.
 #ifndef THINWIRE_SCHEDULE_SIM_JACKSON_H_
@@ -11,9 +11,9 @@ namespace thinwire::sim {
 
 // Seconds.
 struct Job {
-  double release = 0.0;  // when the gradient is there on all ranks
-  double length = 0.0;   // of its bytes on the link
-  double tail = 0.0;     // what must still be computed after it
+  double release = 0.0;  // when all ranks have the gradient
+  double length = 0.0;   // time of its bytes on the link
+  double tail = 0.0;     // computation that remains after it
 };
 
 // The least possible max over jobs of (end + tail).

@@ -36,7 +36,7 @@ void Lanes::StartDirect(const ChunkId& id) {
   Send(wire_.direct_phase(id.unit), [this, id] { done_(id); });
 }
 
-// On a shared machine both ends of a frame cost, elsewhere only rank 0's.
+// On a shared machine both ends of a frame cost time, elsewhere only rank 0's end.
 double Lanes::HandleFrames(double frames) {
   const double ends = setting_.cores > 0 ? 2.0 / setting_.ranks : 1.0;
   return loops_[0].Take(events_.now(), frames * ends * setting_.message_s / 2);
@@ -48,11 +48,11 @@ void Lanes::Compute(double seconds, Events::Action then) {
   events_.At(loops_[0].Take(events_.now(), alone), std::move(then));
 }
 
-// As Spread (transport/combined) has it: by a hash of what identifies the exchange.
+// Chosen as in Spread (transport/combined): by a hash of the exchange's identity.
 Server& Lanes::LoopOfNextExchange() { return loops_[Mix(++exchanges_) % loops_.size()]; }
 
-// One message after the other, as they were handed to the link. (Gloo has one connection for each
-// pair of ranks.) While the link idles its bucket fills, up to a burst.
+// The link carries one message after another, in the order of the calls. (Gloo has one connection
+// for each pair of ranks.) While the link is idle its token bucket fills, up to burst_bytes.
 void Lanes::Send(const Phase& phase, Events::Action then) {
   const double bytes = phase.bytes + phase.inside;
   if (bytes == 0.0) return then();
@@ -69,7 +69,7 @@ void Lanes::Send(const Phase& phase, Events::Action then) {
         std::max(inside_paid_until_, now) + phase.inside / setting_.inside_bytes_per_s;
   }
   double work = phase.messages * setting_.message_s + bytes * setting_.message_s_per_byte;
-  // Bytes that stay inside a node take no time on the way.
+  // Bytes inside a node have no latency.
   double wait = phase.bytes > 0.0 ? setting_.hop_latencies * setting_.latency_s : 0.0;
   (setting_.cores > 0 ? work : wait) += overhead;
   const double handled = LoopOfNextExchange().Take(now, work);

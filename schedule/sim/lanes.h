@@ -1,4 +1,4 @@
-// Lanes: the life of a chunk on a lane, and the link.
+// Lanes: chunks on their lanes, and the link.
 #ifndef THINWIRE_SCHEDULE_SIM_LANES_H_
 #define THINWIRE_SCHEDULE_SIM_LANES_H_
 
@@ -17,15 +17,16 @@ namespace thinwire::sim {
 class Lanes {
  public:
   using Done = std::function<void(const ChunkId&)>;
-  // `hop_done`: a hop of a chunk on a lane has ended. `done`: a chunk, or a unit outside the order.
+  // `hop_done`: called when a hop of a chunk on a lane has ended. `done`: when a chunk, or a unit
+  // outside the order, is done.
   Lanes(const Setting& setting, const Wire& wire, Events& events, Processor& processor,
         Done hop_done, Done done);
 
-  // A chunk, which every rank has a lane for.
+  // Starts a chunk, for which every rank has a lane.
   void Start(const ChunkId& id);
-  // A unit outside the order, which needs no lane.
+  // Starts a unit outside the order, which requires no lane.
   void StartDirect(const ChunkId& id);
-  // When rank 0 will have sent or received so many control frames.
+  // Returns when rank 0 will have sent or received `frames` more control frames.
   double HandleFrames(double frames);
 
  private:
@@ -42,8 +43,8 @@ class Lanes {
   Server& LoopOfNextExchange();
 
   double link_paid_until_ = 0.0, inside_paid_until_ = 0.0;
-  // The threads of messages: control frames have the first one. On a shared machine there is one
-  // for all that the cores do, codecs too.
+  // The threads that handle messages; the first one also handles control frames. On a shared
+  // machine there is one, for all work of the cores, including codecs.
   std::vector<Server> loops_;
   uint64_t exchanges_ = 0;
 };

@@ -1,5 +1,5 @@
-// Processor: what a rank's cores have to share between computing on one side, codecs and sending on
-// the other. All ranks' are alike, so there is one.
+// Processor: how a rank's cores are shared between computing on one side, and codecs and sending on
+// the other. All ranks' processors are alike, so one object stands for all.
 #ifndef THINWIRE_SCHEDULE_SIM_PROCESSOR_H_
 #define THINWIRE_SCHEDULE_SIM_PROCESSOR_H_
 
@@ -9,7 +9,8 @@ class Processor {
  public:
   explicit Processor(double contention) : contention_(contention) {}
 
-  // Beside the computing: how long that work takes. It is taken from the ranks that compute.
+  // Returns how long `seconds` of codec or sending work take beside the computing, and takes their
+  // share from the ranks that compute.
   double Beside(double seconds) {
     taken_ += contention_ * seconds;
     return computing_ > 0 ? seconds * (1.0 + contention_) : seconds;
@@ -20,8 +21,8 @@ class Processor {
 
  private:
   const double contention_;
-  double taken_ = 0.0;  // since the beginning
-  int computing_ = 0;   // ranks
+  double taken_ = 0.0;  // seconds since the beginning
+  int computing_ = 0;   // ranks that compute
 };
 
 }  // namespace thinwire::sim

@@ -1,4 +1,4 @@
-// Profile: what a training step computes between its exchanges.
+// Profile: the computation of a training step between its exchanges.
 #ifndef THINWIRE_SCHEDULE_SIM_PROFILE_H_
 #define THINWIRE_SCHEDULE_SIM_PROFILE_H_
 
@@ -8,17 +8,17 @@
 
 namespace thinwire::sim {
 
-// Elements that are reduced at once, and the computing of the layers that they belong to.
+// Elements that are reduced together, and the computation of the layers that they belong to.
 struct Unit {
   size_t numel = 0;
-  double forward_s = 0.0;  // the optimizer's step of it included
+  double forward_s = 0.0;  // includes its optimizer step
   double backward_s = 0.0;
 };
 
 struct Profile {
   std::string name;
   std::vector<Unit> units;  // in forward order; backward goes from the last to the first
-  double between_s = 0.0;   // after backward, before the first unit is needed again
+  double between_s = 0.0;   // after backward, before the first unit is used again
 };
 
 }  // namespace thinwire::sim

@@ -38,8 +38,7 @@ Sequencers::Sequencers(const Setting& setting, const Wire& wire, Events& events,
   }
 }
 
-// All sequencers write into one outbox, in turn: of thousands each would have to be fetched from
-// memory.
+// All sequencers write into one outbox, in turn: thousands of outboxes would not fit in the cache.
 template <typename Event>
 void Sequencers::Handle(int rank, Event event) {
   Outbox outbox;
@@ -120,8 +119,8 @@ void Sequencers::CarryOut(int rank, const Outbox& outbox) {
   }
 }
 
-// All ranks' positions of a chunk are alike, since they hear the same predictions, and no step
-// lacks a tensor, which would be withdrawn.
+// A chunk has the same position on all ranks, since they receive the same predictions, and no
+// tensor is ever withdrawn, since no step lacks one.
 void Sequencers::Start(const StartChunk& start) {
   Tensor& tensor = tensors_.at(start.id);
   tensor.starts[start.chunk] = start;
@@ -130,11 +129,11 @@ void Sequencers::Start(const StartChunk& start) {
   }
 }
 
-// `before`: what the rank has sent just before; null: nothing. Returns the message.
+// `before`: the rank's previous message; null: none. Returns the message.
 Sequencers::Sent* Sequencers::Send(int from, const Action& action, Sent* before) {
   auto frames = static_cast<double>(FramesOf(action.message));
   if (action.to == kEveryone) frames *= setting_.ranks - 1;
-  // Frames are many at rank 0, or at the head of a group, which is the lower number of the two.
+  // Most frames are handled by rank 0 or a group head, which is the lower of the two ranks.
   const int busy = action.to == kEveryone ? from : std::min(from, action.to);
   if (busy == 0) control_frames_ += frames;
   const double handled = busy == 0 || setting_.cores > 0

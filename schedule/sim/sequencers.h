@@ -1,5 +1,5 @@
-// Sequencers: every rank's own sequencer, the very ones that the engine hosts, on the virtual
-// clock. Messages take a latency, and a chunk's exchange begins when all ranks have started it.
+// Sequencers: one sequencer per rank, the same class as in the engine, on the virtual clock.
+// Messages take a latency, and a chunk's exchange begins when all ranks have started it.
 #ifndef THINWIRE_SCHEDULE_SIM_SEQUENCERS_H_
 #define THINWIRE_SCHEDULE_SIM_SEQUENCERS_H_
 
@@ -17,12 +17,12 @@ namespace thinwire::sim {
 
 class Sequencers {
  public:
-  // References outlive it.
+  // References must outlive this object.
   Sequencers(const Setting& setting, const Wire& wire, Events& events, Lanes& lanes);
 
-  // Rank 0 measures its peers' latency; nothing else happens meanwhile.
+  // Rank 0 measures its peers' latency; runs the clock until it is known.
   void Begin();
-  // A rank has the unit's gradient.
+  // The rank has computed the unit's gradient.
   void OnReady(int rank, uint32_t unit, int step);
   // A rank has submitted all of a step.
   void EndStep(int rank);
@@ -31,23 +31,23 @@ class Sequencers {
   // A chunk is done, on all ranks.
   void OnDone(const ChunkId& id);
 
-  // The first failure of any rank; a simulation that fails does not finish.
+  // The first failure of any rank, or OK; a failed simulation does not finish.
   const absl::Status& status() const { return status_; }
-  // That rank 0 has sent and received since.
+  // The number that rank 0 has sent and received since Begin.
   double control_frames() const { return control_frames_; }
 
  private:
   // A tensor: a unit in a step.
   struct Tensor {
-    std::shared_ptr<const Report> report;  // the same for all ranks
+    std::shared_ptr<const Report> report;  // shared by all ranks
     uint32_t unit = 0;
     int step = 0;
     uint32_t chunks_left = 0;
-    std::vector<int> started;  // ranks, by chunk
+    std::vector<int> started;  // number of ranks, by chunk
     std::vector<StartChunk> starts;
   };
 
-  // A message on its way: to one rank, or an order of chunks to several that hear it at once.
+  // A message on its way: to one rank, or an order of chunks to several that receive it at once.
   struct Sent {
     int from = 0;
     std::vector<int> to;
@@ -67,14 +67,14 @@ class Sequencers {
   const Wire& wire_;
   Events& events_;
   Lanes& lanes_;
-  TensorBook book_;  // all ranks'
+  TensorBook book_;  // of all ranks
   std::vector<std::unique_ptr<Sequencer>> ranks_;
-  std::unordered_map<uint64_t, Tensor> tensors_;  // by id, from the first rank's to the last chunk
-  std::vector<Server> heads_;  // of control frames, by rank; rank 0's lanes have its own
+  std::unordered_map<uint64_t, Tensor> tensors_;  // by id, from OnReady to the last OnDone
+  std::vector<Server> heads_;  // of control frames, by rank; rank 0's are handled by Lanes
   double control_frames_ = 0;
   absl::Status status_;
-  // Memory that is used again.
-  Outbox outbox_;  // all ranks', in turn
+  // Memory that is reused.
+  Outbox outbox_;  // of all ranks, in turn
   std::vector<std::unique_ptr<Sent>> sent_;
   std::vector<Sent*> spare_sent_;
 };

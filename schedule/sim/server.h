@@ -1,5 +1,5 @@
-// Server: work that is done one piece after the other, in the order in which it comes: by one
-// thread, or by cores that all ranks share.
+// Server: does one piece of work after another, in order of arrival: one thread, or cores that all
+// ranks share.
 #ifndef THINWIRE_SCHEDULE_SIM_SERVER_H_
 #define THINWIRE_SCHEDULE_SIM_SERVER_H_
 
@@ -9,11 +9,11 @@ namespace thinwire::sim {
 
 class Server {
  public:
-  // `share`: seconds that it is busy for each second of work.
+  // `share`: seconds that the server is busy per second of work.
   explicit Server(double share = 1.0) : share_(share) {}
 
-  // When that work will be done. All ranks have the same at the same time, and none of them is done
-  // before it has had the time that it takes alone.
+  // Returns when the work of `seconds` will be done. All ranks have the same work at the same time,
+  // and none is done sooner than it would be alone.
   double Take(double now, double seconds) {
     free_at_ = std::max(free_at_, now) + share_ * seconds;
     return std::max(free_at_, now + seconds);

@@ -46,15 +46,15 @@ class Simulation {
  private:
   struct Rank {
     int step = -1;
-    size_t unit = 0;  // being computed, or waited for
+    size_t unit = 0;  // that it computes, or waits for
     bool waiting = false;
     double backward_end = 0;
     std::vector<double> forward_s;  // of this step
   };
-  // A step of all ranks, until the last of them has ended it.
+  // A step of all ranks.
   struct Step {
-    std::vector<int> ready;         // ranks, by unit
-    std::vector<double> ready_max;  // when all of them had it
+    std::vector<int> ready;         // number of ranks, by unit
+    std::vector<double> ready_max;  // when all ranks had the unit
     std::vector<size_t> chunks_left;
     size_t units_left = 0;
     int ended = 0;
@@ -67,7 +67,7 @@ class Simulation {
     return seconds * slow * (1.0 + 2.0 * s_.jitter * uniform_(random_));
   }
 
-  // Then, unless codecs and sending took from it meanwhile.
+  // Calls `then` after `seconds` plus the time that codecs and sending take meanwhile.
   void Compute(double seconds, Events::Action then) {
     if (s_.contention == 0.0) return events_.After(seconds, std::move(then));
     processor_.Computing(+1);
@@ -162,9 +162,9 @@ class Simulation {
     BeginStep(r);
   }
 
-  // When this rank could have ended the step at best, given what it and the others computed. The
-  // last hop's latency follows the last byte; the first hop's may be hidden by other chunks' bytes,
-  // but not from a unit's first chunk.
+  // The earliest time at which this rank could have ended the step, given what it and the others
+  // computed. The last hop's latency follows the last byte; the first hop's may be hidden behind
+  // other chunks' bytes, except for a unit's first chunk.
   double BoundOf(const Rank& rank, const Step& step) const {
     double tail = std::accumulate(rank.forward_s.begin(), rank.forward_s.end(), 0.0);
     double best = rank.backward_end + s_.profile.between_s + tail;
@@ -197,7 +197,7 @@ class Simulation {
 
 }  // namespace
 
-// Measured with sched_bench.
+// The 4 was measured with sched_bench.
 int LanesFor(const Setting& setting) {
   Setting one = setting;
   one.profile.units = {{setting.engine.chunk_bytes / sizeof(float), 0.0, 0.0}};

@@ -28,7 +28,7 @@ struct Letter {
   size_t bytes = 0;  // of head and body
   Kind kind = Kind::kPush;
   uint32_t slice = 0;
-  uint64_t number = 0;  // of the push, or of the one before a pull
+  uint64_t number = 0;  // of the push, or of the push before a pull
 };
 size_t CostOf(const Letter& letter) { return letter.bytes + kMessageCost; }
 
@@ -40,7 +40,7 @@ StoreLayout LayoutOf(const StoreSetting& s) {
   for (const Unit& unit : s.profile.units) {
     keys.push_back({.name = std::to_string(keys.size()), .numel = unit.numel, .codec = s.codec});
   }
-  layout.Add(keys).IgnoreError();  // units have elements, and names of their own
+  layout.Add(keys).IgnoreError();  // can't fail: units have elements and distinct names
   return layout;
 }
 
@@ -86,13 +86,13 @@ class StoreSimulation {
   struct Worker {
     explicit Worker(uint64_t seed) : random(seed) {}
     std::mt19937_64 random;
-    size_t step = 0;              // that it is in, from 1
+    size_t step = 0;              // the current step, from 1
     double slowness = 1;          // of this step
-    size_t unit = 0;              // being computed, or waited for
+    size_t unit = 0;              // that it computes, or waits for
     bool waiting = false;         // for that unit
-    std::vector<size_t> awaited;  // slices, by unit
+    std::vector<size_t> awaited;  // number of slices, by unit
   };
-  // The bound of a step follows from it.
+  // The times of a step that its bound is computed from.
   struct Step {
     std::vector<std::vector<double>> ready;  // by worker and unit
     std::vector<double> slowness;            // by worker
@@ -101,7 +101,7 @@ class StoreSimulation {
 
   Machine& machine(int number) { return machines_[static_cast<size_t>(number)]; }
   Worker& worker(int number) { return workers_[static_cast<size_t>(number)]; }
-  // Workers come before servers, and one of the two is a worker.
+  // Workers come before servers in the numbering; exactly one of the two is a worker.
   Connection& ConnectionOf(int from, int to) {
     const bool up = from < s_.workers;
     const int pair = (up ? from : to) * s_.servers + (up ? to : from) - s_.workers;
@@ -134,7 +134,7 @@ class StoreSimulation {
     }
   }
 
-  // `then`: the last byte is there.
+  // Calls `then` when the last byte has arrived.
   void Carry(int from, int to, double bytes, Events::Action then) {
     const double sending_s = bytes / machine(from).bytes_per_s;
     const double sent = machine(from).out.Take(events_.now(), sending_s);
@@ -162,7 +162,7 @@ class StoreSimulation {
   void OnRequest(int from, const Letter& letter) {
     Ledger& ledger = ledgers_[letter.slice];
     if (letter.kind != Kind::kPull) ok_ = ok_ && ledger.OnPush(from, letter.number).ok();
-    // A worker has one pull of a slice at a time: its number tells which.
+    // A worker has one pull of a slice at a time, so its number serves as the request.
     if (letter.kind != Kind::kPush) {
       ledger.OnPull(from, letter.number, static_cast<uint64_t>(from));
     }
@@ -258,7 +258,7 @@ class StoreSimulation {
     });
   }
 
-  // In sync the last worker ends its step before any ends the next one.
+  // In sync the last worker ends its step before any worker ends the next one.
   void EndStep(int w) {
     const int workers = s_.workers;
     ++ended_;
@@ -281,9 +281,10 @@ class StoreSimulation {
 
   // The bound.
 
-  // When the step could have ended at best, given what the workers computed. Every link carries its
-  // bytes, in any order: the last byte of a unit that a worker sends is of a slice that comes back
-  // after it, and no byte of a unit comes back before a slice of every worker is there.
+  // The earliest time at which the step could have ended, given what the workers computed. Every
+  // link carries its bytes, in any order. After the last byte of a unit that a worker sends, that
+  // byte's slice must still come back; no byte of a unit comes back before a slice of every worker
+  // has arrived.
   double BoundOf(const Step& step) const {
     const auto workers = static_cast<size_t>(s_.workers);
     const size_t units = units_.size();
@@ -356,7 +357,7 @@ class StoreSimulation {
   std::vector<Worker> workers_;
   std::vector<Connection> connections_;  // of each worker with each server: up, down
   std::deque<Step> steps_;               // in sync
-  bool ok_ = true;                       // the rules have refused nothing
+  bool ok_ = true;                       // the store's classes have refused nothing
   int ended_ = 0;                        // steps of all workers
   double begin_ = 0, last_end_ = 0, bounds_s_ = 0;
   StoreOutcome outcome_;

@@ -44,7 +44,7 @@ std::vector<Phase> Wire::phases(const ChunkId& id) const {
       phases.push_back(Among(compute_s(cost), cost.bytes, cost.peers));
       continue;
     }
-    // Nodes have links of their own, if any are told.
+    // With inside_bytes_per_s, nodes have separate links inside.
     const bool inside = cost.to == PhaseCost::To::kNode && setting_.inside_bytes_per_s != 0.0;
     phases.push_back(
         {compute_s(cost), inside ? 0.0 : cost.bytes, cost.peers, inside ? cost.bytes : 0.0});
@@ -52,7 +52,7 @@ std::vector<Phase> Wire::phases(const ChunkId& id) const {
   return phases;
 }
 
-// As many bytes to each of all other ranks, some of which may be on the same node.
+// `bytes` go in equal parts to all other ranks, some of which may be on the same node.
 Phase Wire::Among(double compute_s, double bytes, int peers) const {
   if (setting_.inside_bytes_per_s == 0.0 || peers == 0) return {compute_s, bytes, peers};
   Options by_nodes = setting_.engine;

@@ -1,4 +1,4 @@
-// Wire: a setting's units as the link sees them: their chunks, and the bytes of each hop.
+// Wire: a setting's units on the link: their chunks, and the bytes of each hop.
 #ifndef THINWIRE_SCHEDULE_SIM_WIRE_H_
 #define THINWIRE_SCHEDULE_SIM_WIRE_H_
 
@@ -11,7 +11,7 @@
 
 namespace thinwire::sim {
 
-// A chunk of a unit of a step.
+// A chunk of a unit in a step.
 struct ChunkId {
   uint32_t unit = 0;
   uint32_t chunk = 0;
@@ -19,12 +19,12 @@ struct ChunkId {
   friend bool operator==(const ChunkId&, const ChunkId&) = default;
 };
 
-// A rank computes, and then sends.
+// A phase of a chunk: a rank computes, and then sends.
 struct Phase {
   double compute_s = 0.0;
   double bytes = 0.0;
   int messages = 0;
-  double inside = 0.0;  // bytes that go by the links inside nodes
+  double inside = 0.0;  // bytes on the links inside nodes
 };
 
 class Wire {
@@ -33,18 +33,18 @@ class Wire {
 
   size_t units() const { return partitions_.size(); }
   size_t numel(size_t unit) const { return setting_.profile.units[unit].numel; }
-  // Small ones go in one exchange and without a lane; they have one chunk.
+  // True for small units, which go in one exchange and without a lane; they have one chunk.
   bool direct(size_t unit) const { return direct_[unit].algorithm != nullptr; }
   uint32_t chunks(size_t unit) const;
   size_t numel(const ChunkId& id) const { return partitions_[id.unit].chunks[id.chunk].numel(); }
 
-  // As the chunk's algorithm counts them. The last one has no hop.
+  // The phases, with the costs from the chunk's algorithm. The last one has no hop.
   std::vector<Phase> phases(const ChunkId& id) const;
   Phase direct_phase(size_t unit) const {
     return Among(0.0, static_cast<double>(direct_[unit].bytes), setting_.ranks - 1);
   }
   int hops(size_t unit) const;
-  double link_s(size_t unit) const { return link_s_[unit]; }  // that all of them take
+  double link_s(size_t unit) const { return link_s_[unit]; }  // of all its chunks together
 
  private:
   double compute_s(const PhaseCost& cost) const;

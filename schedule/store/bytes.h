@@ -1,5 +1,5 @@
-// ByteWriter and ByteReader: numbers, texts and arrays as bytes, one after another, in the host's
-// byte order. What the store writes to files is made of them.
+// ByteWriter and ByteReader: a sequence of numbers, texts and arrays as bytes, in the host's byte
+// order. The store's files consist of them.
 #ifndef THINWIRE_SCHEDULE_STORE_BYTES_H_
 #define THINWIRE_SCHEDULE_STORE_BYTES_H_
 
@@ -24,7 +24,7 @@ inline std::string_view TextOf(Bytes bytes) {
 class ByteWriter {
  public:
   void Number(uint64_t number) { Raw(&number, sizeof(number)); }
-  // With its size before it.
+  // Texts and arrays follow their size.
   void Text(std::string_view text) {
     Number(text.size());
     Raw(text.data(), text.size());
@@ -49,7 +49,7 @@ class ByteWriter {
   std::vector<uint8_t> bytes_;
 };
 
-// Behind the end it returns zeros and empty values, and ok() is false from then on.
+// Reading beyond the end returns zeros and empty values, and makes ok() false for good.
 class ByteReader {
  public:
   explicit ByteReader(Bytes bytes) : rest_(bytes) {}
@@ -60,7 +60,7 @@ class ByteReader {
     if (ok_) std::memcpy(&number, bytes.data(), sizeof(number));
     return number;
   }
-  // Views of the bytes.
+  // Return views of the bytes.
   std::string_view Text() { return TextOf(Raw(Number())); }
   Bytes Array() { return Raw(Number()); }
 
@@ -89,9 +89,9 @@ class ByteReader {
   bool ok_ = true;
 };
 
-// The file of a store: the values and the optimizer's arrays of all slices, which Save writes and
-// Load reads; and of a worker: its residuals, in an entry for each key. Numbers have 64 bits, in
-// the host's byte order:
+// The state file of a store: the values and the optimizer's arrays of all slices, which Save writes
+// and Load reads. A worker's residuals are saved in the same format, with one entry per key.
+// Numbers have 64 bits, in the host's byte order:
 //
 //   "thinwire store 1\n"
 //   number of slices
@@ -102,7 +102,7 @@ class ByteReader {
 class StateFileWriter {
  public:
   explicit StateFileWriter(uint64_t slices);
-  // As many times as there are slices.
+  // Call once for each of the `slices`.
   void Add(std::string_view key, uint64_t offset, uint64_t elements, Bytes state);
   std::string Finish() &&;
 
@@ -119,7 +119,7 @@ struct SliceState {
 // By key and offset. Views of the file.
 using SliceStates = std::map<std::pair<std::string_view, uint64_t>, SliceState>;
 
-// InvalidArgument for bytes that are not a whole file.
+// InvalidArgument if the bytes are not a complete file.
 absl::StatusOr<SliceStates> ReadStateFile(std::string_view file);
 
 }  // namespace thinwire

@@ -45,7 +45,7 @@ void DeltaStream::Publish(std::span<const float> x, bool whole, std::vector<floa
   std::vector<uint8_t> wire(EncodedBytes(spec, x.size()));
   const Draws draws = {.key = key_, .stream = publication_};
   if (whole) {
-    // From here on the reference holds the residual.
+    // From now on the reference holds the residual.
     if (!whole_) std::fill(reference_.begin(), reference_.end(), 0.0f);
     log_.clear();
     float* const residual = spec.traits().uses_feedback() ? reference_.data() : nullptr;
@@ -58,7 +58,7 @@ void DeltaStream::Publish(std::span<const float> x, bool whole, std::vector<floa
   }
   whole_ = whole;
   log_.push_back(std::move(wire));
-  // An anchor is fewer bytes than more than this.
+  // Keeps at most as many bytes of differences as an anchor has.
   size_t held = 0;
   for (const auto& entry : log_) held += entry.size();
   while (log_.size() > 1 && held > x.size_bytes()) {
@@ -120,7 +120,7 @@ absl::Status DeltaReader::Take(Form form, uint64_t publication, uint64_t follows
     return absl::InvalidArgumentError(absl::StrCat("publication ", publication, " came with ",
                                                    body.size(), " bytes, expected ", bytes));
   };
-  // The bytes of fp32 are the values, whatever lies behind them.
+  // fp32's wire bytes begin with the values; padding is not read.
   const CodecSpec fp32 = LosslessSpec(DType::kF32);
   const uint8_t* values = nullptr;
   switch (form) {
@@ -164,7 +164,7 @@ absl::Status DeltaReader::TakeDeltas(uint64_t publication, uint64_t follows, Byt
         absl::StrCat("differences of publications ", follows, " to ", publication,
                      " came, and publication ", have_, " is here"));
   }
-  // All are checked before the first is added.
+  // Checks all differences before adding the first one.
   size_t at = 0;
   for (uint64_t p = follows + 1; p <= publication; ++p) {
     const size_t bytes = EncodedBytes(SpecOf(codec_, p), numel_);

@@ -1,6 +1,6 @@
 // StoreLayout: how keys are cut into slices, and which server holds each slice. A pure function of
-// the keys in the order in which they were added, their sizes, and the options: every worker
-// computes it, and the servers compare its hash.
+// the keys in the order of their addition, their sizes, and the options: every worker computes it,
+// and the servers compare its hash.
 #ifndef THINWIRE_SCHEDULE_STORE_LAYOUT_H_
 #define THINWIRE_SCHEDULE_STORE_LAYOUT_H_
 
@@ -21,16 +21,16 @@ namespace thinwire {
 struct StoreKey {
   std::string name;
   size_t numel = 0;
-  size_t width = 0;      // of a row-sparse value: elements of a row; 0: it is dense
-  CodecPair codec = {};  // its gradients go up, and its values down
+  size_t width = 0;      // elements per row of a row-sparse value; 0: dense
+  CodecPair codec = {};  // up: for gradients; down: for values
 
-  // A worker keeps what encoding loses.
+  // True if workers keep residuals of its pushes.
   bool has_residual() const { return width == 0 && codec.up.traits().uses_feedback(); }
 };
 
 // Elements [offset, offset + count) of a key.
 struct StoreSlice {
-  size_t key = 0;  // its place in StoreLayout::keys
+  size_t key = 0;  // index in StoreLayout::keys
   size_t offset = 0;
   size_t count = 0;
   int server = 0;  // from 0
@@ -38,21 +38,21 @@ struct StoreSlice {
 
 class StoreLayout {
  public:
-  // A push of rows is a message to each slice of its key, with few of the slice's elements.
+  // Slices of row-sparse keys may be this many times larger: a push of rows sends a message to each
+  // slice of its key, with few of the slice's elements.
   static constexpr size_t kRowSlice = 16;
-  // Slices without a size of their own. Credit comes back by whole slices, and answers overlap with
-  // what follows by whole slices, so large ones idle links; small ones cost a message each:
-  // decision 37.
+  // The default size of slices. Credit returns, and answers overlap with later messages, only by
+  // whole slices, so large slices leave links idle; small ones cost more messages: decision 37.
   static constexpr size_t kSliceElements = size_t{64} << 10;
   static constexpr size_t kSliceBytes = size_t{80} << 10;  // on the wire, in either direction
 
   struct Options {
     int servers = 1;
-    // A slice has at most so many elements, a multiple of 4096. 0: kSliceElements, and so many
-    // fewer as it takes to have kSliceBytes: 64 Ki with int4 and int8, 16 Ki with fp32.
+    // The most elements of a slice, a multiple of 4096. 0: kSliceElements, halved until the slice
+    // has at most kSliceBytes: 64 Ki with int4 and int8, 16 Ki with fp32.
     size_t slice_elements = 0;
     size_t bigarray_bound =
-        0;  // keys with fewer elements stay whole; MXNet's variable of that name
+        0;  // keys with fewer elements stay whole; as in MXNet's variable of that name
   };
 
   explicit StoreLayout(const Options& options);
@@ -60,8 +60,8 @@ class StoreLayout {
   // Cuts these keys and gives their slices to the servers, the largest first, each to the server
   // that holds the fewest elements so far (Graham, "Bounds on Multiprocessing Timing Anomalies",
   // 1969). Slices of a row-sparse key have whole rows, and may have kRowSlice times as many
-  // elements. InvalidArgument, and nothing added, for a key without elements or whole rows, or one
-  // that is there.
+  // elements. InvalidArgument, and nothing added, for a key without elements, without whole rows,
+  // or already added.
   absl::Status Add(std::span<const StoreKey> keys);
 
   const std::vector<StoreKey>& keys() const { return keys_; }
@@ -75,7 +75,7 @@ class StoreLayout {
   uint64_t hash() const { return hash_; }
 
  private:
-  // Elements of the key's slices, unless they are fewer.
+  // Elements of the key's slices (the last one may have fewer).
   size_t StepOf(const StoreKey& key) const;
 
   const Options options_;

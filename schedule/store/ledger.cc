@@ -60,7 +60,7 @@ absl::Status Ledger::OnPush(int worker, uint64_t number) {
     return absl::InternalError(
         absl::StrCat("push ", number, " of worker ", worker, " came, expected ", from.arrived + 1));
   }
-  // A push that was late before comes again when a server is restored.
+  // When a server is restored, pushes that were late before arrive again.
   const bool is_counted = mode_.kind == Kind::kQuorum && number > from.late;
   if ((mode_.kind == Kind::kSsp && (!from.running || IsHeld(from))) ||
       (is_counted && (!from.running || from.pulled != from.arrived))) {
@@ -90,7 +90,7 @@ void Ledger::Idle(int worker) {
 
 void Ledger::Resume(std::span<const int> workers) {
   std::vector<Worker*> paused;
-  std::vector<uint64_t> deadlines;  // of what runs, or is held, and of what runs again
+  std::vector<uint64_t> deadlines;  // of running and held gradients, and of those that run again
   for (size_t i = 0; i < workers_.size(); ++i) {
     Worker& worker = workers_[i];
     const bool returns = std::ranges::find(workers, static_cast<int>(i)) != workers.end();
@@ -120,7 +120,7 @@ void Ledger::Add(int worker) {
 void Ledger::Leave(int worker) {
   Worker& from = workers_[static_cast<size_t>(worker)];
   std::erase_if(pulls_, [&](const Pull& pull) { return pull.worker == worker; });
-  if (!from.here) return;  // one that restores says it again of all slices
+  if (!from.here) return;  // a restore repeats it for all slices
   from.running = from.running && IsHeld(from);
   from.leaves = true;
   from.here = IsHeld(from);
@@ -166,7 +166,7 @@ std::optional<Ledger::Step> Ledger::Next() {
     Worker& from = workers_[static_cast<size_t>(pull->worker)];
     if (!MayAnswer(*pull)) continue;
     const Step answer{.pushes = {}, .worker = pull->worker, .request = pull->request};
-    // A push that overtook the pull is of the former base.
+    // A push that overtook the pull was computed from the previous base.
     if (mode_.kind == Kind::kQuorum ? pull->after == from.arrived : !IsHeld(from)) {
       from.running = true;
       from.deadline = Deadline();
@@ -249,7 +249,7 @@ std::optional<Ledger::Step> Ledger::NextUpdate() {
   return std::nullopt;
 }
 
-// The others can be applied in the order of their deadlines, each in time.
+// True if all others can then still be applied in time, in the order of their deadlines.
 bool Ledger::MayApply(size_t worker) const {
   std::vector<uint64_t> deadlines;
   for (size_t i = 0; i < workers_.size(); ++i) {

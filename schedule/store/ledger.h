@@ -1,8 +1,8 @@
-// Ledger: when a push to one slice is applied, and when a pull of it is answered. Pure logic: the
-// server tells it what arrives, and does what Next says.
+// Ledger: decides when a push to one slice is applied, and when a pull of it is answered. Pure
+// logic: the server reports what arrives, and carries out what Next returns.
 //
-// The version V of a slice is the number of updates that were applied to it. A worker's pushes are
-// numbered from 1. A gradient is running from the pull that its worker computes it of (before the
+// The version V of a slice is the number of updates applied to it. A worker's pushes are numbered
+// from 1. A gradient is running from the pull whose values its worker computes it from (before the
 // first pull, from the slice's initialisation) until it is applied; its base b is the V of that
 // pull, and its age when it is applied is V - b.
 //
@@ -15,23 +15,23 @@
 //          pushed or not, miss its deadline. The running gradient with the earliest deadline is
 //          never held, so every held push waits for workers that are computing, and never for one
 //          another.
-//   sync:quorum=K  A gradient belongs to round V + 1 if it was computed of version V, the present
-//          one. The round is applied as one update when every worker that computes has pushed to
-//          it, or when K have and the grace is over, which whoever has a clock says. A push that is
-//          late, since its round was applied without it, goes with the next round, of whose K it
-//          does not count; the pull that follows it is answered at once, with the values of the
-//          rounds that it has missed, so its worker is in time again with its next push. After
-//          minimum quorum and grace window of "Decoupled DiLoCo", arXiv 2604.21428.
+//   sync:quorum=K  A gradient belongs to round V + 1 if it was computed from version V, the current
+//          one. The round is applied as one update when every computing worker has pushed to it, or
+//          when K have and the grace is over (EndGrace; the caller has the clock). A push that is
+//          late, since its round was applied without it, joins the next round, but does not count
+//          for its K; the pull that follows it is answered at once, with the values of the rounds
+//          that it has missed, so its worker is in time again with its next push. After the minimum
+//          quorum and grace window of "Decoupled DiLoCo", arXiv 2604.21428.
 //
-// Workers come and go. One that is added runs nothing until its first pull is answered, so nobody
-// waits for it, and n is one more for the deadlines from then on; those that are given stay. One
-// that leaves takes back its running gradient and its pulls, but what it has pushed counts: until
-// that is applied, it counts as one of the n. One that is removed takes its pushes back as well.
+// Workers come and go. An added worker has no running gradient until its first pull is answered, so
+// nobody waits for it; n grows by one for later deadlines, and earlier ones stay. When a worker
+// leaves, its running gradient and its pulls are dropped, but its pushes count: until they are
+// applied, it remains one of the n. When a worker is removed, its pushes are dropped, too.
 //
-// In async and ssp a pull that follows push t is answered when that push is applied. Bounded
-// staleness by versions, and not by clocks as in Ho et al., "More Effective Distributed ML via a
-// Stale Synchronous Parallel Parameter Server", NIPS 2013: there all end up at the speed of a
-// worker that is slower for good.
+// In async and ssp a pull that follows push t is answered when that push is applied. Staleness is
+// bounded by versions, not by clocks as in Ho et al., "More Effective Distributed ML via a Stale
+// Synchronous Parallel Parameter Server", NIPS 2013: there all workers end up at the speed of a
+// permanently slower one.
 #ifndef THINWIRE_SCHEDULE_STORE_LEDGER_H_
 #define THINWIRE_SCHEDULE_STORE_LEDGER_H_
 
@@ -50,7 +50,7 @@
 
 namespace thinwire {
 
-// Numbers of workers are below it, those of workers that come later as well.
+// All workers' numbers are below this, also those of workers that come later.
 inline constexpr int kMaxStoreWorkers = 4096;
 
 // When a push to the store is applied and when a pull is answered.
@@ -58,113 +58,116 @@ struct StoreMode {
   enum class Kind {
     kSync,    // a step is applied when every worker has pushed it
     kAsync,   // a push is applied when it arrives
-    kSsp,     // as async, but no gradient is applied that is older than staleness * workers updates
-    kQuorum,  // a round is applied when every worker has pushed to it; or when some have, and a
-              // time has passed since then. An update is the weighted mean of what is there.
+    kSsp,     // as async, but no gradient older than staleness * workers updates is applied
+    kQuorum,  // a round is applied when every worker has pushed to it, or when `quorum` have and
+              // `grace` has passed since then; an update is the weighted mean of its pushes
   };
 
   Kind kind = Kind::kSync;
   int staleness = 0;                   // kSsp: at least 1
-  int quorum = 0;                      // kQuorum: workers that have pushed to a round, at least 1
-  std::chrono::milliseconds grace{0};  // kQuorum: that a round waits for the others from then on
+  int quorum = 0;                      // kQuorum: least number of pushes to a round, at least 1
+  std::chrono::milliseconds grace{0};  // kQuorum: how long a round then waits for the others
 
   // Parses "sync", "async", "ssp:staleness=2" or "sync:quorum=2,grace=0.5", with the grace in
   // seconds. InvalidArgument says what was expected.
   static absl::StatusOr<StoreMode> Parse(std::string_view text);
   std::string ToString() const;
 
-  // All workers take as many steps: an update is of those that have taken one.
+  // True if all workers take the same number of steps: an update has the pushes of those that have
+  // taken the step.
   bool has_steps() const { return kind == Kind::kSync || kind == Kind::kQuorum; }
-  // A worker that is gone does not stop the others.
+  // True if a lost worker does not stop the others.
   bool goes_on_without() const { return kind != Kind::kSync; }
   friend bool operator==(const StoreMode&, const StoreMode&) = default;
 };
 
 class Ledger {
  public:
-  // One thing that the server does now.
+  // One action for the server.
   struct Step {
-    // Pushes to be applied as one update, in rank order. Empty: `pull` is answered.
+    // Pushes to apply as one update, in rank order. Empty: answer the pull `request` of `worker`.
     struct Push {
       int worker = 0;
       uint64_t number = 0;
       friend bool operator==(const Push&, const Push&) = default;
     };
     std::vector<Push> pushes;
-    // The request that OnPull named.
+    // As given to OnPull.
     int worker = 0;
     uint64_t request = 0;
   };
 
   Ledger(StoreMode mode, int workers);
 
-  // AlreadyExists for a push that was there before: it is not counted again. Internal for one whose
-  // predecessor is missing. FailedPrecondition, in ssp and with a quorum, for a second push without
-  // a pull between.
+  // AlreadyExists for a push that arrived before: it is not counted again. Internal if its
+  // predecessor is missing. FailedPrecondition, in ssp and with a quorum, for two pushes without a
+  // pull between.
   absl::Status OnPush(int worker, uint64_t number);
   // A pull that follows the worker's push number `after` (0: none).
   void OnPull(int worker, uint64_t after, uint64_t request);
-  // The worker waits in a call that all workers make, and pushes nothing before that has returned:
-  // nobody waits for its running gradient meanwhile, nor for one of a pull that is answered then.
+  // The worker waits in a call that all workers make, and pushes nothing before the call returns:
+  // until then nobody waits for its running gradient, nor for one from a pull that is answered
+  // meanwhile.
   void Pause(int worker);
-  // Such a call returns to these workers. Their gradients run again, but for those that could not
-  // be applied in time any more, beside those that run: their workers pull before they push.
+  // Such a call returns to these workers. Their gradients run again, except those that can no
+  // longer be applied in time with the running ones: their workers must pull before a push.
   void Resume(std::span<const int> workers);
   // The worker computes nothing until its next pull: it has no running gradient.
   void Idle(int worker);
-  // A worker that is not here comes, under a new number or that of one that has gone. Its pushes
-  // count from 1. Not in sync, where a step is of the same workers always.
+  // A worker joins, under a new number or that of one that has gone. Its pushes count from 1. Not
+  // in sync, where every step has the same workers.
   void Add(int worker);
   bool knows(int worker) const { return worker < std::ssize(workers_); }
-  // The worker pushes and pulls nothing any more.
+  // The worker neither pushes nor pulls from now on.
   void Leave(int worker);
   // The worker is gone: its running gradient, pushes that are not applied, and pulls are dropped.
   void Remove(int worker);
 
-  // With a quorum: the round waits for workers only until the grace since then is over.
+  // True if the current round has its quorum: it then waits for the others only until EndGrace.
   bool HasQuorum() const;
-  // It is. Nothing to do without a quorum, which may have been lost meanwhile.
+  // The grace is over. No effect without a quorum, which may have been lost meanwhile.
   void EndGrace();
 
-  // Writes what Restore needs, when Next has nothing to do: all but pushes that are held, pulls
-  // that wait, and who is paused or leaves. Whoever restores makes those calls again: OnPush,
-  // OnPull, Pause, Leave.
+  // Writes the state for Restore; call when Next has nothing to do. Leaves out held pushes, waiting
+  // pulls, and which workers are paused or leave: after Restore the caller must repeat those calls
+  // (OnPush, OnPull, Pause, Leave).
   void Save(ByteWriter& to) const;
-  // Takes it, in a new ledger of the same mode. False for bytes that are no ledger's.
+  // Reads that state into a new ledger of the same mode. False if the bytes are not a ledger's.
   bool Restore(ByteReader& from);
 
   struct Pull {
     int worker;
     uint64_t after, request;
   };
-  const std::deque<Pull>& pulls() const { return pulls_; }  // that are not answered
+  const std::deque<Pull>& pulls() const { return pulls_; }  // not answered yet
 
-  // The next thing to do, which the server has done when it calls again.
+  // Returns the next action; the server must have carried it out before the next call.
   std::optional<Step> Next();
 
   uint64_t version() const { return version_; }
-  // Workers that are here, or of which a push is to be applied: n of the deadlines.
+  // Workers that are here or have a push to be applied: the deadlines' n.
   uint64_t workers() const;
-  // The workers without whose pushes nothing that waits can go on; empty if nothing waits.
+  // The workers of which a push must arrive before a held push or a waiting pull can go on; empty
+  // if none waits.
   std::vector<int> WaitsFor() const;
 
  private:
   struct Worker {
     bool here = true;
-    uint64_t arrived = 0, applied = 0;  // last push
+    uint64_t arrived = 0, applied = 0;  // numbers of its last push
     bool running = true;                // ssp: has pulled since its last push was applied;
                                         // quorum: takes part in rounds
-    bool paused = false;                // and waits for the others
-    bool leaves = false;                // goes when what it has pushed is applied
-    uint64_t deadline = 0;              // ssp, of what runs; quorum: the version that was pulled
-    uint64_t pulled = 0;                // quorum: the last push before its last pull
-    uint64_t late = 0;                  // quorum: its last push that was late
+    bool paused = false;                // waits in a call for the others
+    bool leaves = false;                // goes when its pushes are applied
+    uint64_t deadline = 0;              // ssp: of its running gradient; quorum: the version pulled
+    uint64_t pulled = 0;                // quorum: number of the last push before its last pull
+    uint64_t late = 0;                  // quorum: number of its last push that was late
   };
 
-  // The deadlines, in any order, can all be met from `version` on.
+  // True if all deadlines (in any order) can be met from `version` on.
   static bool AreFeasible(uint64_t version, std::vector<uint64_t> deadlines);
   bool IsHeld(const Worker& worker) const { return worker.here && worker.arrived > worker.applied; }
-  // Quorum: its last push is of the present round; it computes, so the round may get one of it.
+  // Quorum. IsIn: its last push is of the current round. Computes: the round may still get one.
   bool IsIn(const Worker& worker) const { return IsHeld(worker) && worker.arrived > worker.late; }
   bool Computes(const Worker& worker) const {
     return worker.here && worker.running && !worker.paused && !worker.leaves && !IsIn(worker);
@@ -183,7 +186,7 @@ class Ledger {
   uint64_t version_ = 0;
   bool is_grace_over_ = false;
   std::vector<Worker> workers_;
-  std::deque<Step::Push> arrivals_;  // async: that are not applied
+  std::deque<Step::Push> arrivals_;  // async: not applied yet
   std::deque<Pull> pulls_;
 };
 

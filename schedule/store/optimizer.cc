@@ -19,7 +19,7 @@ using Kind = OptimizerSpec::Kind;
 struct Key {
   const char* name;
   float OptimizerSpec::*field;
-  float low, high;  // the value may be low, and high is outside
+  float low, high;  // the range is [low, high)
 };
 
 constexpr float kAny = std::numeric_limits<float>::max();

@@ -1,12 +1,12 @@
-// OptimizerSpec: the rule by which a server applies an update, by name and numbers. No code comes
-// over the network.
+// OptimizerSpec: how a server applies an update, by name and numbers. No code is sent.
 //
 //   sum      x = g. What a pull returns is the sum of a step's pushes (MXNet without an optimizer).
 //            In sync only.
 //   add      x += lr * g. Keys are counters, or workers push changes of weights.
-//   sgd, adam, adamw, adagrad   as torch.optim's of the same name and numbers, in fp32.
+//   sgd, adam, adamw, adagrad   as torch.optim's of the same name and settings, in fp32.
 //
-// g is `rescale` times the sum of the workers' pushes in sync, `rescale` times one push otherwise.
+// g is `rescale` times the sum of the workers' pushes in sync, their weighted mean with a quorum,
+// one push otherwise.
 #ifndef THINWIRE_SCHEDULE_STORE_OPTIMIZER_H_
 #define THINWIRE_SCHEDULE_STORE_OPTIMIZER_H_
 
@@ -24,7 +24,7 @@ struct OptimizerSpec {
   enum class Kind { kSum, kAdd, kSgd, kAdam, kAdamW, kAdagrad };
 
   Kind kind = Kind::kSum;
-  float lr = 0.0f;  // required, but for sum
+  float lr = 0.0f;  // required, except for sum
   float rescale = 1.0f;
   float weight_decay = 0.0f;
   float momentum = 0.0f;  // sgd
@@ -37,11 +37,11 @@ struct OptimizerSpec {
   // range, or a missing lr.
   static absl::StatusOr<OptimizerSpec> Parse(std::string_view text);
 
-  // Arrays beside the values, each as long as they: momentum; first and second moments; squares.
+  // Number of extra arrays as long as the values: momentum; first and second moments; squares.
   size_t slots() const;
 
-  // Applies update number `step` (from 1) to x. Slots are zeros before the first one. All spans of
-  // floats have one size. `gradient` is used up.
+  // Applies update number `step` (from 1) to x. Slots are zeros before the first update. All spans
+  // of floats have the same size. Overwrites `gradient`.
   void Apply(uint64_t step, std::span<float> gradient, std::span<float> x,
              std::span<float* const> slots) const;
 

@@ -9,7 +9,7 @@
 namespace thinwire {
 namespace {
 
-constexpr size_t kAlign = 16;  // of encoded values
+constexpr size_t kAlign = 16;  // of encoded values, bytes
 constexpr int kByte = 8;
 
 // Bytes of a body before the values.
@@ -85,7 +85,7 @@ RowSum::RowSum(std::span<const Bytes> pushes, const CodecSpec& spec, size_t nume
   std::vector<SliceRows> parts;
   for (const Bytes body : pushes) {
     absl::StatusOr<SliceRows> rows = ParseRows(body, numel / width);
-    if (!rows.ok()) rows = SliceRows{};  // not so: CheckRowPush has taken it
+    if (!rows.ok()) rows = SliceRows{};  // never happens: CheckRowPush has accepted it
     ids.insert(ids.end(), rows->ids.begin(), rows->ids.end());
     parts.push_back(*std::move(rows));
   }

@@ -88,7 +88,7 @@ void StoreServer::Join(int worker) {
   for (auto& [key, call] : calls_) call.bodies.erase(worker);
   std::erase_if(calls_, [](const auto& entry) { return entry.second.bodies.empty(); });
   for (auto& [number, slice] : slices_) {
-    // A push of the former worker of this number is held no longer.
+    // Drops held pushes of the previous worker with this number.
     std::erase_if(slice.pushes,
                   [&](const Slice::Waiting& waiting) { return waiting.push.worker == worker; });
     if (slice.ledger.knows(worker)) slice.ledger.Remove(worker);
@@ -141,7 +141,7 @@ absl::Status StoreServer::Handle(int worker, int priority, const StoreHead& head
     send_(worker, priority, state, StateOf(slice));
     return absl::OkStatus();
   }
-  std::vector<uint8_t> rows;  // that a pull asks for
+  std::vector<uint8_t> rows;  // of a pull
   if (head.kind != Kind::kPush && slice.width > 0) {
     const absl::StatusOr<SliceRows> asked = ParseRows(body, slice.x.size() / slice.width);
     if (!asked.ok()) {
@@ -149,7 +149,7 @@ absl::Status StoreServer::Handle(int worker, int priority, const StoreHead& head
                           absl::StrCat("key '", slice.key, "', pull of worker ", worker, ": ",
                                        asked.status().message()));
     }
-    // The push follows, if there is one.
+    // The push's body follows, if there is one.
     const auto end = body.end() - static_cast<ptrdiff_t>(asked->values.size());
     rows.assign(body.begin(), end);
     body.erase(body.begin(), end);
@@ -231,7 +231,7 @@ void StoreServer::OnTake(int worker, int priority, const StoreHead& head, std::s
 
 void StoreServer::HandOut() {
   for (auto& [number, share] : shares_) {
-    // The last applied range may end everybody's waiting.
+    // The last applied range may end all workers' waiting.
     for (const auto& [worker, ask] : share.asks) share.queue.Apply(worker, ask.applied);
     std::erase_if(share.asks, [&, &share = share](const auto& entry) {
       const auto& [worker, ask] = entry;
@@ -323,7 +323,7 @@ void StoreServer::Fail(absl::Status reason) {
 
 void StoreServer::Tell(int worker, const absl::Status& error) const {
   const std::string text(error.message());
-  // After what was answered before, so that a call that all workers have made does not fail.
+  // Lowest priority: earlier answers go first, so a call that has completed does not fail.
   send_(worker, kLast, {.kind = Kind::kError, .number = static_cast<uint64_t>(error.code())},
         std::vector<uint8_t>(text.begin(), text.end()));
 }

@@ -19,8 +19,8 @@ using Kind = StoreHead::Kind;
 // A state: steps, the optimizer's kind, the values, the slots.
 constexpr size_t kStateHead = 2 * sizeof(uint64_t);
 
-// The first lines of an init (mode, codec, hash of the layout), and the first slice in which it
-// differs from another one. Other calls have one line.
+// The first lines of an init (mode, codec, hash of the layout), and the first slice that differs
+// from the other init. Other calls have one line.
 std::string Summary(std::string_view text, std::string_view other) {
   const std::vector<std::string> lines = absl::StrSplit(std::string(text), '\n');
   const std::vector<std::string> others = absl::StrSplit(std::string(other), '\n');
@@ -83,7 +83,7 @@ absl::StatusOr<StoreTable> StoreTable::Parse(std::string_view text) {
   return table;
 }
 
-// That is done, or that somebody has made.
+// The number of the last call that is complete or that some worker has made.
 uint64_t StoreServer::LastCall(uint32_t what) const {
   const auto done = completed_.find(what);
   uint64_t last = done == completed_.end() ? 0 : done->second.number;
@@ -140,7 +140,8 @@ absl::Status StoreServer::OnCall(int worker, const StoreHead& head, std::vector<
         return absl::OkStatus();
       }
     }
-    // Its answer was lost. Values or states that came again with it were used.
+    // Either the answer was lost, so the call came again, or the worker has joined since. The store
+    // has the call's values or states already.
     if (worker == 0) puts_.clear();
     AnswerCall(worker, head.slice, head.number, last.refusal);
     return absl::OkStatus();
@@ -202,7 +203,7 @@ absl::Status StoreServer::TryCalls() {
     } else {
       puts_.clear();
     }
-    // One that has joined may wait in a later call already.
+    // Resumes only this call's workers: one that has joined may already wait in a later call.
     std::vector<int> callers;
     for (const auto& [worker, body] : call.bodies) callers.push_back(worker);
     for (auto& [slice_number, slice] : slices_) slice.ledger.Resume(callers);
@@ -221,9 +222,8 @@ void StoreServer::AnswerCall(int worker, uint32_t what, uint64_t number,
   send_(worker, kLast, head, std::move(refusal));
 }
 
-// The first complaint about a load, or about the files of a save at its barrier; that nobody has
-// written the values; what two workers load that differs, or a state that does not fit. The store
-// goes on without it.
+// Why a load, or a save (at its barrier), is refused: a worker's complaint, values that no worker
+// has written, workers that load different saves, or a state that does not fit. The store goes on.
 std::vector<uint8_t> StoreServer::RefusalOf(Together what, const Call& call) const {
   const bool loads = what == Together::kLoad;
   if (!loads && what != Together::kBarrier) return {};
@@ -316,7 +316,7 @@ absl::Status StoreServer::Init(const Call& call) {
   return absl::OkStatus();
 }
 
-// The stream of a row-sparse value only counts: a lossless one keeps nothing.
+// The stream of a row-sparse value is lossless, so it only counts publications and keeps nothing.
 StoreServer::Slice& StoreServer::AddSlice(uint32_t number, size_t width, const CodecPair& codec) {
   Slice& slice = slices_
                      .try_emplace(number, mode_, static_cast<int>(members_.size()),
@@ -334,7 +334,7 @@ absl::Status StoreServer::SetOptimizer(std::string_view body) {
   const bool other = spec->kind != optimizer_.kind || spec->slots() != optimizer_.slots();
   optimizer_ = *spec;
   optimizer_text_ = body;
-  if (!other) return absl::OkStatus();  // new numbers, such as a learning rate
+  if (!other) return absl::OkStatus();  // only other settings, such as the learning rate
   for (auto& [number, slice] : slices_) {
     slice.steps = 0;
     slice.slots.assign(optimizer_.slots(), std::vector<float>(slice.x.size()));

@@ -1,4 +1,4 @@
-// The rounds of slices: what a ledger lets be applied, and the answers to pulls.
+// The rounds of slices: updates that a ledger allows, and answers to pulls.
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
@@ -62,16 +62,16 @@ void StoreServer::EndGrace(uint32_t number, Deadline now) {
   Drain(number, found->second, now);
 }
 
-// With a quorum an update is the mean of its pushes by weight. Each is multiplied by its weight as
-// a part of the largest one, and the sum by what is returned: so where all weights are the same,
-// the sum has the bits of sync. Takes the weights off wires_.
+// With a quorum an update is the weighted mean of its pushes. Each push is multiplied by its weight
+// divided by the largest one, and the sum by the returned factor: so if all weights are equal, the
+// sum has the same bits as in sync.
 float StoreServer::TakeFactors() {
   factors_.clear();
   if (mode_.kind != StoreMode::Kind::kQuorum) return 1.0f;
   std::vector<double> weights;
   for (std::vector<uint8_t>& wire : wires_) {
     Bytes rest = wire;
-    weights.push_back(TakeWeight(&rest).value_or(1.0));  // OnPush has seen it
+    weights.push_back(TakeWeight(&rest).value_or(1.0));  // OnPush has checked it
     wire.resize(rest.size());
   }
   const double most = *std::max_element(weights.begin(), weights.end());
@@ -130,8 +130,8 @@ void StoreServer::Update(uint32_t number, Slice& slice,
   }
   wires_.clear();
   slots_.clear();
-  // One publication a step in sync, and a round with a quorum; one for each worker's push on
-  // average otherwise, so that a reader takes one difference a round.
+  // In sync one publication per step, with a quorum one per round; otherwise one per as many
+  // updates as there are workers, so that a reader takes one difference per round of pushes.
   const auto every = mode_.has_steps() ? 1u : static_cast<uint64_t>(workers_left_);
   if (slice.ledger.version() - slice.published >= every) {
     slice.stream.Publish(slice.x, optimizer_.kind == OptimizerSpec::Kind::kSum, sum_);
@@ -147,7 +147,7 @@ void StoreServer::Answer(uint32_t number, Slice& slice, const Ledger::Step& step
   } else if (slice.width == 0) {
     values = slice.stream.For(request->second.have, slice.x);
   } else if (const auto rows = ParseRows(request->second.rows, slice.x.size() / slice.width);
-             rows.ok()) {  // as Handle has seen
+             rows.ok()) {  // always: Handle has checked it
     const Draws draws = {.key = HashCombine(slice.codec.down.seed, number),
                          .stream = slice.ledger.version()};
     values.form = StoreHead::Form::kRows;

@@ -1,4 +1,4 @@
-// A server's snapshot, and how it takes in again what a journal has.
+// A server's snapshot, and how it applies a journal's records.
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
@@ -54,8 +54,8 @@ absl::Status StoreServer::Snapshot(
   return SnapshotWaiting(take);
 }
 
-// Writes pushes, pulls and calls that wait as the messages that they came by, in an order that
-// applies none of them: pushes before the calls that their workers wait in (Ledger::Save).
+// Writes waiting pushes, pulls and calls as the messages that brought them, in an order in which
+// none is applied: pushes before the calls that their workers wait in (Ledger::Save).
 absl::Status StoreServer::SnapshotWaiting(
     const std::function<absl::Status(const StoreRecord&)>& take) const {
   absl::Status status;
@@ -134,7 +134,7 @@ StoreRecord StoreServer::ServerRecord() const {
   out.Number(last_has_closed_);
   out.Number(members_.size());
   for (size_t worker = 0; worker < members_.size(); ++worker) {
-    // One whose pushes are held leaves behind them (SnapshotWaiting).
+    // A lost worker with held pushes counts as here; SnapshotWaiting writes its loss after them.
     const Member& member = members_[worker];
     const absl::Status lost = HasWaiting(static_cast<int>(worker)) ? absl::OkStatus() : member.lost;
     out.Number(static_cast<uint64_t>(lost.code()));

@@ -11,7 +11,7 @@ namespace thinwire {
 namespace {
 
 constexpr uint64_t kMost = uint64_t{1} << 48;
-constexpr uint64_t kMaxBatch = std::numeric_limits<uint32_t>::max();  // as a head carries it
+constexpr uint64_t kMaxBatch = std::numeric_limits<uint32_t>::max();  // fits StoreHead::slice
 
 }  // namespace
 
