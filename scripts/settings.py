@@ -24,22 +24,23 @@ _INTRODUCTION = """\
 
 <!-- scripts/settings.py writes this file from integrations/python/thinwire/options.py. -->
 
-In Python an argument goes before the environment, and the environment before the default.
-`compress`, `State` and `GradientExchange` take the arguments; collectives take `codec` and `strict`
-of them. An unknown `THINWIRE_*` name is a warning that names the nearest known one.
+This page lists all settings. In Python an argument takes precedence over the environment, and the
+environment over the default. `compress`, `State` and `GradientExchange` take the arguments;
+collectives take only `codec` and `strict`. An unknown `THINWIRE_*` name is a warning that names the
+nearest known one.
 
-A C program calls `tw_options_init` and sets the fields of `tw_options` that it needs; zero stands
-for the default, and the library reads no environment. Programs and libraries of different versions
-work together, if the fields that the library lacks are zero. The [C reference](c.md) has the fields
-that are no settings.
+A C program calls `tw_options_init` and sets the fields of `tw_options` that it needs; zero means
+the default, and the library reads no environment variables. Programs and libraries of different
+versions work together if the fields that the library lacks are zero. The [C reference](c.md) has
+the fields that are not settings.
 
-The ranks compare, before they connect, what must be equal: a difference is a `MismatchError`
-(`TW_MISMATCH`) on every rank that names both values.
+Before they connect, ranks compare the settings that must be equal: a difference is a
+`MismatchError` (`TW_MISMATCH`) on every rank that names both values.
 
 """
 _OF_MODELS = """
-`compress` has more options, each for some models only. None of them comes from the environment, and
-all ranks use the same values, but for `replicas`, which is each rank's own group.
+`compress` has more options, each only for some models. They are not read from the environment, and
+must be equal on all ranks, except `replicas`, which is each rank's own group.
 
 """
 _TYPES = '''

@@ -34,7 +34,7 @@ _SIZE_MAX = (1 << 64) - 1
 # The answers to "equal on all ranks?".
 COMPARED = "yes"
 NEEDED = "yes, else the ranks do not meet"
-LEADER = "no, rank 0's counts"
+LEADER = "no, rank 0's value counts"
 TENSORS = "yes, compared with each tensor"
 SHIM = "yes, compared before the first compressed call"
 ALIKE = "yes, else a timeout"
@@ -160,46 +160,46 @@ class Config:
         "name under which ranks that are threads of this process meet",
         argument=False, default="none", equal=NEEDED)
     device: str = _setting("cpu", _TEXT, "const char*",
-        "where all tensors lie: `cpu`, `cuda` or `cuda:1`; Python takes the tensors' device",
+        "device of all tensors: `cpu`, `cuda` or `cuda:1`; Python uses the tensors' own device",
         argument=False)
     cuda_library: str | None = _setting(None, _TEXT, "const char*",
         "path of libthinwire_cuda.so", "THINWIRE_CUDA_LIB",
         argument=False, default="beside libthinwire.so")
     codec: str = _setting("int4", _SPEC, "const char*",
-        "codec of the gradients; in C several, separated by `;`, which segments choose from",
+        "codec of the gradients; in C a list separated by `;`, from which each segment chooses",
         "THINWIRE_CODEC", equal=COMPARED)
     momentum: float = _setting(0.0, _MOMENTUM, "float",
         "momentum of SGD, which the library then owns and compresses; 0: none",
         default="0", equal=COMPARED)
     nesterov: bool = _setting(False, _FLAG, "int",
-        "results are Nesterov steps of that momentum",
+        "results are Nesterov steps with that momentum",
         default="off", equal=COMPARED)
     policy: Policy = _setting("wfbp", _one_of(Policy), "const char*",
-        "order of chunks: `wfbp` (as they are ready), `fifo` (as they were submitted) or `p3` "
-        "(input layers first, the default of plain modules)",
+        "order of chunks: `wfbp` (as they become ready), `fifo` (as they were submitted) or `p3` "
+        "(input layers first, the default for plain modules)",
         equal=COMPARED)
     planned: bool | None = _setting(None, _BOOL_OR_NONE, "int",
-        "whether a step's order is predicted from the step before; in C 1: always, -1: never",
+        "whether a step's order is predicted from the previous step; in C 1: always, -1: never",
         default="above 1 ms of latency", equal=LEADER)
     interface: str | None = _setting(None, _ONE_NAME, "const char*",
         "network interface to listen on", "THINWIRE_IFACE", "GLOO_SOCKET_IFNAME",
         field="interface_name", default="the one that leads to rendezvous_host")
     rendezvous_host: str | None = _setting(None, _TEXT, "const char*",
-        "host whose interface is listened on when no interface is named", "MASTER_ADDR",
+        "if no interface is named, ranks listen on the one that leads to this host", "MASTER_ADDR",
         argument=False, default="loopback")
     lanes: int | None = _setting(None, _whole(1, 64), "int",
-        "chunks in flight, 64 at most", "THINWIRE_LANES",
+        "chunks in flight at the same time, at most 64", "THINWIRE_LANES",
         default="4", equal=COMPARED)
     chunk_bytes: int | None = _setting(None, _whole(4096, 1 << 42), "size_t",
-        "bytes of fp32 in a chunk, at least 4096; unless set, 1048576 under policy p3, else "
+        "bytes of fp32 in a chunk, at least 4096; if not set, 1048576 under policy p3, else "
         "33554432 over NCCL, and more in worlds of more than 8 ranks, so that messages stay large",
         "THINWIRE_CHUNK_BYTES", default="4194304", equal=COMPARED)
     min_bytes: int | None = _setting(None, _BYTES, "size_t",
         "tensors whose size times (ranks - 1) is at most this many bytes are sent uncompressed",
         default="65536", equal=COMPARED)
     timeout_s: float | None = _setting(None, _SECONDS, "int",
-        "seconds until connecting or an allreduce fails; in C milliseconds; Python takes those of "
-        "torch's process group", "THINWIRE_TIMEOUT_S",
+        "seconds until connecting or an allreduce fails; in C milliseconds; Python's default is "
+        "the timeout of torch's process group, if there is one", "THINWIRE_TIMEOUT_S",
         field="timeout_ms", default="30")
     trace: str | None = _setting(None, _TEXT, "const char*",
         "file for a Chrome trace; each rank adds its number to the name", "THINWIRE_TRACE",
@@ -209,58 +209,59 @@ class Config:
         "number to the name", "THINWIRE_FLIGHT",
         field="flight_path", default="none")
     strict: bool = _setting(False, _FLAG, None,
-        "ranks compare the shapes of tensors as well, and not only their element counts",
+        "ranks compare the shapes of tensors too, and not only their element counts",
         "THINWIRE_STRICT", default="off", equal=TENSORS)
     key_file: str | None = _setting(None, _TEXT, "const char*",
         "file of mode 0600 with the group's secret of 16 to 4096 bytes, the same on every rank; "
-        "without it, who can read the store can take part", "THINWIRE_KEY_FILE",
+        "without it, everyone who can read the store can take part", "THINWIRE_KEY_FILE",
         argument=False, default="a random token in the store", equal=NEEDED)
     checksum: bool = _setting(False, _FLAG, "size_t",
-        "a CRC32C goes with all that tensors send, and is checked before anything is decoded",
+        "every block of a tensor is sent with a CRC32C, which is checked before it is decoded",
         "THINWIRE_CHECKSUM", default="off", equal=COMPARED)
     topology: Topology | None = _setting(None, _one_of(Topology), "const char*",
-        "the way of dense allreduces: from each rank to all others (`flat`), along the rows and "
-        "columns of a grid of ranks, whose rows are the nodes if there are several (`grid`), "
-        "uncompressed inside nodes and compressed between them (`hierarchical`), or `auto`: the "
-        "last where the links inside are measured to be so much faster that it pays, and over "
-        "NCCL wherever there are nodes, where GPUs that reach one another through host memory "
-        "only take the grid; else a grid from 64 ranks on, else flat",
+        "how dense allreduces are exchanged: `flat` (each rank with all others), `grid` (along the "
+        "rows and columns of a grid of ranks, whose rows are the nodes if there are several), "
+        "`hierarchical` (uncompressed inside nodes and compressed between them), or `auto`. With "
+        "several nodes of several ranks `auto` is hierarchical if the links inside are measured "
+        "to be so much faster that it pays; over NCCL it does not measure, and is hierarchical, "
+        "or a grid if GPUs reach one another only through host memory. Otherwise `auto` is a "
+        "grid from 64 ranks on, and flat below",
         "THINWIRE_TOPOLOGY", default="auto", equal=COMPARED)
     recoverable: bool = _setting(False, _FLAG, "size_t",
-        "what a step changes can be taken back, so that `recover()` loses nothing; it takes 4 "
-        "bytes a parameter, 8 with momentum", "THINWIRE_RECOVERABLE", default="off")
+        "keeps a copy with which `recover()` undoes a failed step, so that nothing is lost; it "
+        "takes 4 bytes per parameter, 8 with momentum", "THINWIRE_RECOVERABLE", default="off")
     transport: Transport = _setting("gloo", _one_of(Transport), "const char*",
-        "what the data runs on: `gloo` (TCP), `ucx` (UCX over the shared memory of the host "
-        "that all ranks are on), `nccl` (between ranks that have GPUs of their own), or `auto` "
-        "(`nccl` where all ranks can, else `ucx`, else `gloo`)",
+        "how the data is sent: `gloo` (TCP), `ucx` (UCX over shared memory, if all ranks are on "
+        "one host), `nccl` (between ranks that have GPUs of their own), or `auto` (`nccl` if all "
+        "ranks can use it, else `ucx`, else `gloo`)",
         "THINWIRE_TRANSPORT", equal=COMPARED)
     ucx_library: str | None = _setting(None, _TEXT, "const char*",
-        "path of libucp.so.0; Python looks into the wheel libucx-cu13 first", "THINWIRE_UCX_LIB",
+        "path of libucp.so.0; Python first looks into the wheel libucx-cu13", "THINWIRE_UCX_LIB",
         argument=False, default="where the dynamic linker looks")
     nccl_library: str | None = _setting(None, _TEXT, "const char*",
-        "path of libnccl.so.2; never a second copy is loaded", "THINWIRE_NCCL_LIB",
+        "path of libnccl.so.2; a second copy is never loaded", "THINWIRE_NCCL_LIB",
         argument=False,
-        default="the copy that is loaded, such as torch's; else the wheel's beside the package; "
+        default="an already loaded copy, such as torch's; else the wheel's beside the package; "
         "else where the dynamic linker looks")
     local_size: int | None = _setting(None, _whole(0, _INT_MAX), "size_t",
-        "ranks of a node, which are neighbours; 0: those on one running kernel and in one "
-        "network namespace", "THINWIRE_LOCAL_SIZE", default="0", equal=COMPARED)
+        "number of ranks per node, which are neighbours; 0: the ranks on one running kernel and "
+        "in one network namespace are a node", "THINWIRE_LOCAL_SIZE", default="0", equal=COMPARED)
     congestion: str | None = _setting(None, _TEXT, "const char*",
-        "TCP's congestion control of the connections: the kernel's name of one that the process "
-        "may choose (`reno`, `cubic`), or `system`: the kernel's default", "THINWIRE_CONGESTION",
+        "TCP's congestion control for the connections: one that the process may choose, by the "
+        "kernel's name (`reno`, `cubic`), or `system`: the kernel's default", "THINWIRE_CONGESTION",
         argument=False, default="system")
     loops: int | None = _setting(None, _whole(1, 16), "size_t",
-        "threads that move a rank's bytes over TCP, each with connections of its own to all "
-        "ranks; one moves a gigabyte or two a second", "THINWIRE_LOOPS",
+        "threads that move a rank's bytes over TCP, each with its own connections to all ranks; "
+        "one moves a gigabyte or two per second", "THINWIRE_LOOPS",
         argument=False, default="1", equal=COMPARED)
     scope: Scope = _setting("backward", _one_of(Scope), None,
         "what a process group of the backend `thinwire` compresses: `backward` (gradients, while "
         "`backward()` runs) or `all` (every sum and mean of floats)", "THINWIRE_SCOPE",
         argument=False, equal=ALIKE)
     gather: str | None = _setting(None, _TEXT, None,
-        "codec with which a process group of the backend `thinwire` gathers what has changed in "
-        "FSDP2's parameters, as `compress(gather=)`: `int4`, `adaptive`, `int8` or `bf16`",
-        "THINWIRE_GATHER", argument=False, default="none: exactly", equal=ALIKE)
+        "codec with which a process group of the backend `thinwire` gathers the changes of "
+        "FSDP2's parameters, like `compress(gather=)`: `int4`, `adaptive`, `int8` or `bf16`",
+        "THINWIRE_GATHER", argument=False, default="none: exact gathers", equal=ALIKE)
 # fmt: on
 
 
@@ -286,7 +287,7 @@ _BEHIND: dict[str, tuple[Option, ...]] = {
                  "none", NEEDED),
     ),
     "min_bytes": (
-        Option("small tensors are compressed as well; in Python `min_bytes=0` says so",
+        Option("small tensors are compressed too; in Python pass `min_bytes=0`",
                "no_raw", "int", "min_bytes", _IS_ZERO, default="off", equal=COMPARED),
     ),
     "recoverable": (
@@ -297,26 +298,26 @@ _BEHIND: dict[str, tuple[Option, ...]] = {
 
 # Variables that are no settings of a process group.
 _VARIABLES = (
-    Option("NCCL shim: the codec of an unchanged program's allreduces over NCCL; the opt-in",
-           variables=("THINWIRE_NCCL_CODEC",), default="none: all passes", equal=SHIM),
-    Option("NCCL shim: smaller allreduces pass", variables=("THINWIRE_NCCL_MIN_BYTES",),
-           default="1048576", equal=SHIM),
-    Option("NCCL shim: only communicators of so many ranks opt in; 0: any",
+    Option("NCCL shim: codec for an unchanged program's allreduces over NCCL; enables the shim",
+           variables=("THINWIRE_NCCL_CODEC",), default="none: nothing is compressed", equal=SHIM),
+    Option("NCCL shim: smaller reductions are not compressed",
+           variables=("THINWIRE_NCCL_MIN_BYTES",), default="1048576", equal=SHIM),
+    Option("NCCL shim: only communicators with this number of ranks compress; 0: all of them",
            variables=("THINWIRE_NCCL_RANKS",), default="0", equal=ALIKE),
-    Option("NCCL shim: bound of the residuals that a communicator keeps; 0: no error feedback",
+    Option("NCCL shim: most bytes of residuals that a communicator keeps; 0: no error feedback",
            variables=("THINWIRE_NCCL_FEEDBACK_BYTES",), default="0"),
-    Option("NCCL shim: 1: reduce-scatters go compressed as well",
+    Option("NCCL shim: 1: reduce-scatters are compressed too",
            variables=("THINWIRE_NCCL_REDUCE_SCATTER",), default="none", equal=SHIM),
-    Option("NCCL shim: 1: counts allreduces, and prints at exit what compression would gain",
+    Option("NCCL shim: 1: counts allreduces, and prints at exit what compression would save",
            variables=("THINWIRE_NCCL_OBSERVE",), default="none"),
     Option("level of the `thinwire` logger: debug, info, warning or error",
            variables=("THINWIRE_LOG",), default="the root logger's"),
-    Option("how many ranks serve a `thinwire.kvstore`: the last ones of the world",
+    Option("number of ranks that are servers of a `thinwire.kvstore`: the last ones of the world",
            variables=("THINWIRE_SERVERS",), default="none: `dist_*` stores need it", equal=NEEDED),
-    Option("where servers of a `thinwire.kvstore` keep the journal that they come back from: "
+    Option("where servers of a `thinwire.kvstore` keep the journals that restore them: "
            "`FOLDER[,bytes=N][,durable=fsync]`", variables=("THINWIRE_KV_JOURNAL",),
            default="none: a lost server ends the store"),
-    Option("path of the libzmq.so.5 that a `thinwire.kvstore` sends by",
+    Option("path of the libzmq.so.5 that a `thinwire.kvstore` uses",
            variables=("THINWIRE_ZMQ_LIB",),
            default="where the dynamic linker looks, then the wheel pyzmq beside the package"),
     Option("path of libthinwire.so", variables=("THINWIRE_LIBRARY",),
@@ -362,34 +363,36 @@ class ModelOptions:
     )
     warm_up_steps: int | None = _of(
         (DDP, SHARDS, STEPPED),
-        "under DDP and FSDP2: the first steps, whose gradients go by warm_up_codec before the "
-        "codec takes over, and after which onebit with Adam freezes its variance; with delay: "
-        "the first steps, which wait",
+        "under DDP and FSDP2: number of first steps whose gradients are sent with warm_up_codec "
+        "before the codec takes over, and after which onebit with Adam freezes its variance; with "
+        "delay: number of first steps that wait for their means",
     )
     warm_up_codec: Literal["fp32", "bf16", "int8"] | None = _of(
-        (DDP, SHARDS), "the codec of warm_up_steps; default fp32, which onebit with Adam needs"
+        (DDP, SHARDS), "codec of the warm_up_steps; default fp32, which onebit with Adam needs"
     )
     delay: Literal[0, 1] | None = _of(
-        (STEPPED,), "1: means come one step late (arXiv 2005.06728); default 0"
+        (STEPPED,), "1: means arrive one step late (arXiv 2005.06728); default 0"
     )
     find_unused_parameters: bool | None = _of(
         (STEPPED,), "a parameter that no rank has used keeps grad None"
     )
     replicas: ProcessGroup | None = _of(
-        (SHARDS,), "the ranks that have the same shard, in hybrid sharding"
+        (SHARDS,), "process group of the ranks that have the same shard, in hybrid sharding"
     )
     inner: bool | None = _of(
-        (SHARDS,), "with replicas; False: the reduce-scatter over the shards is exact"
+        (SHARDS,), "with replicas: False leaves the reduce-scatter over the shards exact"
     )
     gather: str | None = _of(
-        (SHARDS,), "the codec, such as int4, of what has changed in parameters that are gathered"
+        (SHARDS,),
+        "codec, such as int4, for the changes of gathered parameters; default: exact gathers",
     )
     reference: Literal["auto", "fp32", "bf16", False] | None = _of(
         (SHARDS,),
-        "what the gathers' differences refer to; default auto: fp32 within 1/8 of free memory",
+        "dtype of the reference of compressed gathers, or False: none; default auto: fp32 if it "
+        "fits into 1/8 of free memory",
     )
     feedback: Literal["auto"] | bool | None = _of(
-        (SHARDS,), "whether residuals are kept; default auto: within 1/8 of free memory"
+        (SHARDS,), "whether residuals are kept; default auto: if they fit into 1/8 of free memory"
     )
 
 
