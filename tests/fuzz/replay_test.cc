@@ -1,5 +1,6 @@
-// Every fuzz target over its corpus and over seeded mutations of it: what libFuzzer would try
-// first, in every build that has tests.
+// Runs every fuzz target over its corpus and seeded mutations of it, which libFuzzer would try
+// first,
+// in every build that has tests.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -23,7 +24,7 @@ std::vector<Bytes> CorpusOf(const Target& target) {
     std::ifstream in(file.path(), std::ios::binary);
     corpus.emplace_back(std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>());
   }
-  std::sort(corpus.begin(), corpus.end());  // folders have no order
+  std::sort(corpus.begin(), corpus.end());  // directory order is unspecified
   return corpus;
 }
 
