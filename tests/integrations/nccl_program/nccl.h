@@ -1,4 +1,4 @@
-/* The parts of nccl.h and cuda_runtime.h that a program needs, rewritten: the tests have neither. */
+/* The parts of nccl.h and cuda_runtime.h that a program needs; the tests have neither header. */
 #ifndef THINWIRE_TESTS_INTEGRATIONS_NCCL_PROGRAM_NCCL_H_
 #define THINWIRE_TESTS_INTEGRATIONS_NCCL_PROGRAM_NCCL_H_
 
