@@ -1,4 +1,4 @@
-/* The order of chunks (schedule/leader.h) and the lanes that follow it, for spin.
+/* The order of chunks (schedule/order/sequencer.h) and the lanes that follow it, for spin.
 
    N ranks make C chunks ready, each in any order. Rank 0's leader announces those that all ranks
    have reported, in any order (so under any policy), with a window of announced but unfinished
