@@ -54,9 +54,8 @@ TEST(ErrorFeedbackRule, DecodedPlusResidualIsTheInput) {
   }
 }
 
-// MXNet's rule of type 2bit, as its kernel states it: residual += gradient; if that reaches the
-// threshold, the threshold is sent and subtracted; likewise for the negative one; otherwise 0 is
-// sent.
+// MXNet's rule of type 2bit, as in its kernel: residual += gradient; if that reaches the threshold,
+// the threshold is sent and subtracted; likewise for the negative one; otherwise 0 is sent.
 TEST(TernaryRule, IsMxnetsOfTwoBits) {
   constexpr size_t kNumel = 5003;
   for (const char* text : {"ternary", "ternary:threshold=0.1", "ternary:threshold=3"}) {
@@ -69,8 +68,7 @@ TEST(TernaryRule, IsMxnetsOfTwoBits) {
       size_t sent = 0;
       for (int step = 0; step < 20; ++step) {
         for (float& value : g) {
-          // About a third of the values are multiples of a fifth of the threshold, so that sums hit
-          // it.
+          // About a third are multiples of a fifth of the threshold, so that sums hit it.
           value =
               random() % 3 == 0 ? t / 5 * static_cast<float>(random() % 11) - t : normal(random);
         }

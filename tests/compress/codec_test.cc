@@ -125,8 +125,8 @@ TEST_P(TargetTest, DTypesBlocksAndAlignments) {
   }
 }
 
-// Rounding may make qmax times a scale exceed qmax. For some scales one draw in 65536 then makes
-// int8's sum 128.
+// Rounding may make qmax times a scale exceed qmax. For some scales one draw in 65536 would then
+// make int8's sum 128.
 TEST_P(TargetTest, StochasticCodesOfTheLargestElementsStayInRange) {
   constexpr size_t kNumel = 8192;
   for (const char* text : {"int8:rounding=stochastic", "int4:rounding=stochastic"}) {

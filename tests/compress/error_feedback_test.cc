@@ -28,8 +28,7 @@ TEST(ErrorFeedback, SameLayoutIsALookUp) {
   EXPECT_EQ((*feedback.Bind("bucket", layout))->residual, values);
 }
 
-// Carried values, such as topk's thresholds, start at zero in another bucket, since its chunks
-// differ.
+// Carried values, such as topk's thresholds, start at zero in another bucket: its chunks differ.
 TEST(ErrorFeedback, WhatIsCarriedStaysWithTheLayout) {
   ErrorFeedback feedback;
   auto layout = Layout({{"a", 0, 10, 10, 0}}, {});

@@ -216,8 +216,7 @@ TEST(CodecList, EveryCodecHasItsSectionGoldenFileSimdLoopAndBenchmark) {
     EXPECT_TRUE(std::filesystem::exists(kSource / "tests/golden" / (name + ".bin")))
         << "no golden file for " << name << "; THINWIRE_WRITE_GOLDEN=1 writes it";
     EXPECT_EQ(CodecSpec::Parse(name)->id, codec.id);
-    // A draft may use the reference in place of SIMD loops; a listed codec may not, as it is too
-    // slow.
+    // A draft may use the reference in place of SIMD loops; a listed codec would be too slow.
     const CodecInfo& info = InfoOf(codec.id);
     const bool own = codec.entries() ? info.simd.encode_entries != info.scalar.encode_entries
                                      : info.simd.encode != info.scalar.encode;

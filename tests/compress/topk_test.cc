@@ -1,5 +1,4 @@
-// topk sends exactly the k largest elements, whatever the guess was, and refuses bytes that are no
-// topk shard.
+// topk sends exactly the k largest elements, whatever the guess, and refuses bytes of other shapes.
 
 #include <gtest/gtest.h>
 
@@ -87,8 +86,7 @@ TEST(TopK, TiesGoToTheLowestIndex) {
   }
 }
 
-// NaN and Inf are sent first and leave residual and momentum unchanged, even if there are more than
-// k.
+// NaN and Inf are sent first and do not change residual and momentum, even if more than k.
 TEST(TopK, ElementsThatAreNotFinite) {
   const float nan = std::nanf(""), inf = std::numeric_limits<float>::infinity();
   for (const size_t numel : {5000, 70000}) {

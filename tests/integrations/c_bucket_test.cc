@@ -166,8 +166,7 @@ TEST(CBucket, TheHalvesMakeTheWhole) {
       const std::vector<float> theirs = Gradient(r, 0, kWorld * kPart);
       for (size_t i = 0; i < theirs.size(); ++i) expected[i] += theirs[i];
     }
-    // int4 encodes twice: each step is a seventh of the largest value, and at most half a step is
-    // lost.
+    // int4 encodes twice: a step is a seventh of the largest value, and at most half of it is lost.
     for (size_t i = 0; i < whole.size(); ++i)
       EXPECT_NEAR(whole[i], expected[i], 100 / 14.0 + 201 / 14.0);
   });

@@ -37,8 +37,7 @@ class CDeviceTest : public testing::Test {
     api_ = reinterpret_cast<Function>(dlsym(library, thinwire::kernels::kDeviceApiSymbol))();
   }
 
-  // Calls body(comm, device memory) on one thread per rank; the memory holds 10,000 floats of rank
-  // + 1.
+  // Calls body(comm, memory) on one thread per rank; the memory holds 10,000 floats of rank + 1.
   template <typename Body>
   void RunRanks(const char* group, Body body) {
     std::vector<std::thread> threads;

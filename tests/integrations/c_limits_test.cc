@@ -16,8 +16,7 @@
 
 namespace {
 
-// The number of threads that this thread may still start, and whether its large allocations
-// succeed.
+// How many threads this thread may still start, and whether its large allocations succeed.
 thread_local int threads_left = 1 << 30;
 thread_local bool memory_is_left = true;
 

@@ -80,8 +80,7 @@ class ShimRank {
   std::vector<float> Sum(const std::vector<float>& values, const std::string& name = "buffer") {
     return Reduce(values, kNcclF32, kNcclSum, name);
   }
-  // The program has `ranks` ranks. In place, the result goes into this rank's own part of the
-  // input.
+  // The program has `ranks` ranks. In place, the result goes into this rank's part of the input.
   std::vector<float> Scatter(const std::vector<float>& values, int rank, int ranks,
                              bool in_place = false) {
     const size_t count = values.size() / ranks;

@@ -59,8 +59,7 @@ TEST_F(NcclShimTest, AWrongSettingOfOneRankIsHeardByAll) {
   }
 }
 
-// A rank without the shim can tell nobody, so the others wait for it, but only until their
-// deadline.
+// A rank without the shim can tell nobody, so the others wait for it, until their deadline.
 TEST_F(NcclShimTest, ARankWithoutTheShimIsADeadline) {
   Ranks ranks = RanksWith(3, [](int r) {
     if (r == 1) return Environment();
@@ -174,8 +173,7 @@ TEST(NcclMeetingTest, TheFirstDeadlineIsThatOfAll) {
   EXPECT_LT(Clock::now() - start, kLong / 2) << "it has waited for its own time";
 }
 
-// Strangers that connect and say nothing or something wrong, or that leave, change nothing: the
-// members meet.
+// Strangers that connect and say nothing or something wrong, or that leave, change nothing.
 TEST(NcclMeetingTest, StrangersChangeNothing) {
   MeetingHost host;
   NcclUniqueId id = MadeByNccl();

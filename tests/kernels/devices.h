@@ -63,8 +63,7 @@ inline const kernels::DeviceApi& WholeTilesApi() {
   return api;
 }
 
-// `name` is "host", "whole" or "cuda". "cuda" returns Unimplemented with the reason if there is
-// none.
+// `name` is "host", "whole" or "cuda"; "cuda" may return Unimplemented with the reason.
 inline absl::StatusOr<std::shared_ptr<Device>> TestDevice(const std::string& name) {
   if (name == "whole") return MakeDevice(WholeTilesApi(), 0, "host:0");
   if (name == "host") return MakeDevice(kernels::HostDeviceApi(), 0, "host:0");
@@ -132,9 +131,8 @@ class SpareMemory {
   std::map<Key, std::vector<DeviceMemory>> pieces_ ABSL_GUARDED_BY(mu_);
 };
 
-// Bytes on a device between two guards, whose content shows a write out of bounds. Before any
-// OnDevice goes out of scope, a test must Read one that its last work wrote: that waits for all
-// work.
+// Bytes on a device between two guards, whose content shows a write out of bounds. Before any goes
+// out of scope, a test must Read one that its last work wrote: that waits for all work.
 class OnDevice {
  public:
   // `from`: the initial bytes; null: unspecified.
@@ -186,8 +184,7 @@ class Held {
   const std::shared_ptr<absl::Notification> over_ = std::make_shared<absl::Notification>();
 };
 
-// Base of kernel tests. The parameter is the device's name; skipped if this machine has no such
-// device.
+// Base of kernel tests. The parameter is a device's name; skipped if this machine does not have it.
 class KernelsOnDevice : public testing::TestWithParam<std::string> {
  protected:
   void SetUp() override {

@@ -250,8 +250,7 @@ std::vector<float> EntryKernelTest::Decoded(const CodecSpec& spec,
   return values;
 }
 
-// Bytes that CheckWire refuses on the host turn their part of the result into NaN here, and no
-// more.
+// Bytes that CheckWire refuses on the host turn only their part of the result into NaN here.
 TEST_P(EntryKernelTest, MalformedBytesBecomeNan) {
   const size_t numel = 70000;
   const CodecSpec spec = TopK(10000);

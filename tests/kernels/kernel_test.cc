@@ -171,8 +171,8 @@ TEST_P(KernelTest, ReduceToAnotherCodecWithoutWireBytes) {
   }
 }
 
-// Scales that no encoder produces, from one rank: a NaN keeps its bits, and an infinity turns codes
-// of 0 into NaNs.
+// Scales that no encoder produces, from one rank: a NaN keeps its bits, and an infinity makes NaNs
+// of codes that are 0.
 TEST_P(KernelTest, ReduceOfDamagedScales) {
   const auto damage = [](uint8_t* wire) {
     constexpr uint16_t kScales[] = {0x7f81, 0x7f80, 0xffc1, 0x3f80, 0xff80, 0x0001, 0x7fff};
@@ -263,8 +263,7 @@ TEST_P(KernelTest, CopyFiniteLeavesTheRest) {
   }
 }
 
-// Each kernel does in one pass what the host does in several. If m is not finite the velocity
-// stays.
+// Each kernel does in one pass what the host does in several. If m is not finite velocity stays.
 TEST_P(KernelTest, MomentumAroundAnExchange) {
   for (const DType dtype : kDTypes) {
     for (const size_t numel : {0, 1, 100, 4096, 10001}) {

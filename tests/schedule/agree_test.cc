@@ -1,5 +1,4 @@
-// The messages by which ranks agree on a data plane, and how a rank that dies or stops meanwhile is
-// found.
+// The messages by which ranks agree on a data plane, and how a rank that dies or stops is found.
 #include "schedule/join/agree.h"
 
 #include <gtest/gtest.h>

@@ -15,8 +15,7 @@ namespace {
 
 constexpr int kWorld = 3, kVictim = 1;
 
-// Transports in which rank kVictim receives a wrong bit in its exchange number `at`, counted from
-// 0.
+// Transports in which rank kVictim receives a wrong bit in its exchange number `at`, from 0.
 std::vector<Transport> Damaged(Wire wire, int at) {
   std::vector<Transport> transports = Connect(wire, kWorld);
   std::unique_ptr<DataPlane>& plane = transports[kVictim].data;

@@ -194,8 +194,8 @@ TEST(HeldUp, AllReduceDoesNotWaitForTheCallersStream) {
                const DeviceMemory memory = *stand_in->Allocate(numel * sizeof(float));
                auto* const values = reinterpret_cast<float*>(memory.get());
                std::atomic<bool> submitted = false;
-               // The gradient is written after the call has returned; if the call waited for it,
-               // never.
+               // The gradient is written after the call has returned, or never if the call waits
+               // for it.
                kernels::QueueOnHostDevice(producer, [&] {
                  submitted.wait(false);
                  // Long enough for a lane that does not wait to read the old values.

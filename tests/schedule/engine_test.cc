@@ -158,8 +158,7 @@ TEST(EngineInProcess, SumAndMeanOfEveryDType) {
           ScalarBackend().Decode(Spec("fp32"), wire.data(), View(got));
           for (size_t i = 0; i < got.size(); ++i) {
             const float expected = op == Op::kSum ? 3 * values[i] : values[i];
-            // The sum's blocks have a scale of at least 3, so half a step is lost; bf16 keeps 8
-            // bits.
+            // The sum's blocks have a scale of 3 or more: half a step is lost. bf16 keeps 8 bits.
             ASSERT_NEAR(got[i], expected, op == Op::kSum ? 2.6f : 0.51f)
                 << "rank " << rank << " " << Name(dtype) << " " << i;
           }

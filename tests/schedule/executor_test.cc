@@ -91,8 +91,7 @@ class ExecutorTest : public OrderingTest {
 
 INSTANTIATE_TEST_SUITE_P(All, ExecutorTest, AllOrderings(), OrderingName);
 
-// Returns the process's threads while two engines reduce tensors of `numel` elements over such a
-// plane.
+// Returns the process's threads while two engines reduce `numel` elements over such a plane.
 size_t ThreadsOver(Matching matching, size_t numel) {
   const Held before = Held::Now();
   size_t threads = 0;

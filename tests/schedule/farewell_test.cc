@@ -89,8 +89,7 @@ class Leaver {
   Farewell farewell_{{0, 2}, options_.timeout, transports_[0].control.get(), failure_};
 };
 
-// The wait is a 20th of the timeout. The least of several tries, since others may use the
-// processors.
+// The wait is a 20th of the timeout. The least of several tries: others may use the processors.
 TEST(Farewell, APeerThatAnswersNothingIsNotWaitedForLong) {
   double least = 1e9;
   for (int attempt = 0; attempt < 20 && least >= 1.0; ++attempt) {

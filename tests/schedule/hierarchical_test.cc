@@ -116,8 +116,7 @@ struct Books {
   std::vector<double> given, sent, kept;
 };
 
-// Runs some steps in a world whose first ranks begin with the residuals `before`. Returns residuals
-// by rank.
+// Runs steps in a world whose first ranks have the residuals `before`. Returns residuals by rank.
 std::vector<ParameterResidual> Train(int world, const Options& options, DType dtype,
                                      const std::vector<ParameterResidual>& before, Books& books) {
   constexpr int kSteps = 10;

@@ -154,8 +154,7 @@ TEST(Leader, DiagnosesThePredictedTensorThatHoldsUpAnother) {
   EXPECT_STREQ(leader.Unreported(0)->name, "t2");
 }
 
-// Only a chunk that is certain to be followed by another may run its later hops after that one's
-// first.
+// Only a chunk that is sure to be followed by another may run later hops after that one's first.
 TEST(Leader, DrainsWhatNothingSurelyFollows) {
   Leader leader(1, Policy::kFifo, 2 * 4096);
   EXPECT_TRUE(leader.OnReport(0, Of(1, 3 * 1024, 3)).ok());

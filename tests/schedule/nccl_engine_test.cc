@@ -109,8 +109,7 @@ TEST_F(NcclEngineTest, NobodyWaitsOnTheHost) {
                                   .output = {reinterpret_cast<float*>(tensor.data()), 10000},
                                   .key = "t"});
         ASSERT_TRUE(work.ok()) << work.status();
-        // On both ranks: the first hops of all chunks that have a lane, and second hops in
-        // addition.
+        // On both ranks: first hops of all chunks that have a lane, and some second hops.
         while (Fake().groups - before < 2 * (options.lanes + 2)) {
           std::this_thread::sleep_for(milliseconds(1));
         }
@@ -137,8 +136,7 @@ void ExpectEnd(int world, const Options& options, absl::StatusCode code, const c
         EXPECT_TRUE(call().ok());
         all.arrive_and_wait();
         meanwhile(rank, engine);
-        // An error that NCCL reports by itself may come after a call has ended; then the next call
-        // gets it.
+        // An error that NCCL reports may come after a call has ended; then the next call gets it.
         absl::Status status = call();
         while (status.ok() && Clock::now() - begin < options.timeout) status = call();
         EXPECT_EQ(status.code(), code) << "rank " << rank << ": " << status;

@@ -263,8 +263,7 @@ Options Planned(const std::string& codec, Predict predict) {
 
 constexpr int kSteps = 8, kTensors = 6;
 
-// Runs a step of tensors of several sizes, submitted from the last to the first, each rank at its
-// own pace.
+// Runs a step of tensors of several sizes, submitted last to first, each rank at its own pace.
 void Step(int rank, Engine& engine, int step, std::vector<std::vector<float>>* values) {
   std::vector<UsePtr> works;
   values->clear();

@@ -200,8 +200,7 @@ class Host {
   std::map<std::pair<int, int>, std::deque<OrderMessage>> wires_;
 };
 
-// Runs one possible event; returns false if there is none. `more`: the submissions that are
-// possible.
+// Runs one possible event; returns false if there is none. `more`: the possible submissions.
 inline bool RunOne(Host& host, std::mt19937_64& random, std::vector<std::function<void()>> more) {
   for (const auto& pair : host.Deliverable()) more.push_back([&host, pair] { host.Deliver(pair); });
   for (const auto& [rank, chunk] : host.Endable()) {

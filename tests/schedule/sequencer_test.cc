@@ -92,8 +92,7 @@ TEST_P(SequencerTest, EveryRandomScheduleRunsEveryChunkOnce) {
   EXPECT_EQ(predicted > 0, predict() == Predict::kAlways);
 }
 
-// A program whose steps lack some tensors: others in each step, or the same ones several times in a
-// row.
+// A program whose steps lack some tensors: others in each step, or the same ones for some steps.
 struct Steps {
   Steps(std::mt19937_64& random, size_t tensors, size_t count) {
     std::vector<size_t> step;
@@ -549,8 +548,7 @@ TEST(Sequencer, RankZeroFailsAsSoonAsItHearsOfAPassedDeadline) {
   }
 }
 
-// Rank 0 submits long after the others, and asks them when it learns that their deadline has
-// passed.
+// Rank 0 submits long after the others, and asks them when it learns of their passed deadline.
 TEST(Sequencer, WhoAnswersIsNotSilent) {
   Host host = WithoutExchanges();
   for (const int r : {1, 2}) host.Submit(r, Of(1, 0));

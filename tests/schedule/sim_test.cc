@@ -91,8 +91,7 @@ TEST(Simulator, ASlowLinkTakesItsBytes) {
   EXPECT_NEAR(outcome.mean_s(), 5 * 4.0 * (1 << 20) / 1e7 + 7e-3, 1e-3);
 }
 
-// 16 chunks of 2 (n - 1) messages each in a flat world, or 2 (r + c - 2) in a grid, plus rank 0's
-// control frames.
+// 16 chunks of 2 (n - 1) messages each if flat, or 2 (r + c - 2) in a grid, and rank 0's frames.
 TEST(Simulator, MessagesTakeTheirTime) {
   Setting setting = Small(1, 1 << 18);
   setting.profile.units[0].forward_s = setting.profile.units[0].backward_s = 0.0;

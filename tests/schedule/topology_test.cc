@@ -21,8 +21,7 @@ namespace {
 
 std::vector<CodecPair> Codecs(const char* spec) { return {*CodecPair::Parse(spec)}; }
 
-// Two nodes of two ranks: half of the bytes between nodes are saved, at a cost of 4 bytes or more
-// inside.
+// Two nodes of two ranks: saves half of the bytes between nodes, for 4 bytes or more inside.
 TEST(Hierarchy, PaysWhereTheLinksInsideAreMuchFaster) {
   const Grid nodes{2, 2};
   EXPECT_TRUE(HierarchyPays(nodes, Codecs("int4"), {1e9, 60e6}));
@@ -41,8 +40,7 @@ TEST(Hierarchy, SendsFewerBytesBetweenNodesByTheRanksOfANode) {
   }
 }
 
-// In units of fp32 elements per node's network card. NCCL's fp32 ring of n ranks sends 2 (n - 1) /
-// n.
+// In units of fp32 elements per node's network card. NCCL's fp32 ring sends 2 (n - 1) / n.
 TEST(Hierarchy, KeepsBelowARingBetweenNodesWhereAFlatExchangeDoesNot) {
   const CodecPair int8 = *CodecPair::Parse("int8");
   const auto of_node = [](const Grid& nodes, const LinkBytes& bytes) {

@@ -81,8 +81,7 @@ TEST_P(UndoTest, TakesBackAStepThatFailedHalfWay) {
   });
 }
 
-// A refused submission must not change the log of the step before, which is still the last one that
-// began.
+// A refused submission must not change the log of the step before, which is still the last one.
 TEST(UndoLogTest, ARefusedSubmissionIsNoUse) {
   std::barrier together(2);
   RunRanks(Wire::kInProcess, 2, Recoverable("int4"), [&](int rank, Engine& engine) {

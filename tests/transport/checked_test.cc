@@ -76,8 +76,7 @@ Planes CheckedPlanes(Planes planes, const Damage& damage) {
   return planes;
 }
 
-// Returns the results of an exchange of random blocks, by rank. A block arrives whole, or not at
-// all.
+// Returns the results of an exchange of random blocks, by rank. Each arrives whole or not at all.
 std::vector<absl::Status> ExchangeOf(size_t bytes, Planes planes, bool by_events) {
   std::vector<absl::Status> ends(2);
   std::vector<std::thread> threads;

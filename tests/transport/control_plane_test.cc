@@ -27,8 +27,7 @@ struct Kind {
 
 class ControlPlaneTest : public testing::TestWithParam<Kind> {
  protected:
-  // Calls body(transport) on one thread per rank. The transports live until all calls have
-  // returned.
+  // Calls body(transport) on one thread per rank; transports live until all calls have returned.
   void Run(int world, const std::function<void(Transport&)>& body) {
     std::vector<Transport> transports = GetParam().make(world);
     std::vector<std::thread> threads;
@@ -87,8 +86,7 @@ TEST_P(ControlPlaneTest, FramesKeepTheirOrderAndTheirSender) {
   });
 }
 
-// Several threads send more frames to one peer than a ring holds: each thread's frames stay in
-// order.
+// Several threads send more frames to a peer than a ring holds: each thread's stay in order.
 TEST_P(ControlPlaneTest, FramesOfOneThreadStayInOrderAmongThoseOfOthers) {
   constexpr int kThreads = 4, kFrames = 500;
   Run(2, [](Transport& t) {

@@ -139,8 +139,7 @@ TEST_P(DataPlaneTest, AnExpectedExchangeThatIsDroppedFailsThePlane) {
   });
 }
 
-// Every rank starts its exchanges in another order, from several threads, and waits in a third
-// order.
+// Ranks start their exchanges in different orders, on several threads, and wait in a third order.
 TEST_P(DataPlaneTest, TagsKeepExchangesApartInAnyOrder) {
   if (GetParam().traits.matching == Matching::kByOrder) GTEST_SKIP() << "matches by order";
   constexpr int kTags = 20;

@@ -1,8 +1,7 @@
 // Gloo's event loop must not spin: it skips an event whose connection a caller has locked, and gets
 // the same event again at once. This program intercepts Gloo's calls of the C library, and counts
 // the
-// messages, and how often a thread asks for events without having read or written since the last
-// time.
+// messages, and how often a thread asks for events without having read or written since.
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 #include <sys/epoll.h>

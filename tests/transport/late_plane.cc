@@ -150,8 +150,7 @@ class World {
     int rank;  // the first one to start it
   };
 
-  // All ranks must start the same exchanges in the same order. A rank that does not fails all of
-  // them.
+  // All ranks must start the same exchanges in the same order; otherwise all of them fail.
   uint64_t TakePosition(int rank, uint64_t tag) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     const uint64_t position = ranks_[rank].started++;
     if (position == order_.size()) order_.push_back({tag, rank});

@@ -160,8 +160,7 @@ TEST(LatePlaneByTag, OtherOrdersAreFine) {
   EXPECT_EQ(OrderOf(second).size(), 3u);
 }
 
-// Destroying a plane calls `done` of its pending exchanges, and peers get an error that names its
-// rank.
+// Destroying a plane calls `done` of its pending exchanges, and its peers' errors name its rank.
 TEST_P(LatePlaneTest, ADestroyedPlaneEndsItsExchanges) {
   auto planes = MakeLatePlanes(2, {GetParam(), LateOptions::NeverFor({100})});
   Events first(*planes[0], Tags(1)), second(*planes[1], Tags(1));

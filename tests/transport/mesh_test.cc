@@ -132,8 +132,7 @@ std::vector<absl::Status> ConnectWithout(int victim, bool dies, milliseconds tim
   return ends;
 }
 
-// A dead rank's address refuses connections, so it is found without the timeout, whichever rank it
-// is.
+// A dead rank's address refuses connections, so any such rank is found without the timeout.
 TEST(Mesh, ARankThatDiesBeforeItConnectsIsNamedByAllOthersAtOnce) {
   constexpr std::chrono::seconds kLong(60);
   for (int victim = 0; victim < 3; ++victim) {

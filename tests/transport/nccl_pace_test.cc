@@ -2,8 +2,7 @@
 // thread's
 // queries to NCCL and its sleeps, not with the machine's load, so this program intercepts
 // nanosleep.
-// Also tests how much of a GPU an exchange occupies, and that a deadline holds if NCCL does not
-// return.
+// Also how much of a GPU an exchange occupies, and that a deadline holds if NCCL does not return.
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 #include <time.h>

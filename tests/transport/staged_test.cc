@@ -153,7 +153,7 @@ const kernels::DeviceApi& GatedDeviceApi() {
   return gated;
 }
 
-// Copies to the device may still be queued when the next exchange, with another layout, gets the
+// Copies to the device may still be queued when the next exchange, of another layout, gets the
 // slab.
 TEST(Staged, ASlabIsWrittenAgainWhenItHasBeenRead) {
   Blocks few(2, 64, 1), many(2, 4096, 2), in_many(2, 4096, 0), in_few(2, 64, 0);

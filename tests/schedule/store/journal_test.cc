@@ -342,10 +342,9 @@ class Traffic {
   uint64_t taken_[kWorkers + 1] = {};
 };
 
-// The server is killed while it writes any record, also repeatedly. Each time it comes back, and in
+// The server is killed while it writes any record, also repeatedly, and comes back each time. In
 // the
-// end it has the state, to the last bit, and has given the answers of a server that was never
-// killed.
+// end it has the state, to the last bit, and has given the answers of a server without kills.
 TEST(JournalTest, AServerComesBackFromACutAtAnyByteToTheBit) {
   std::random_device device;
   const uint64_t seed = device();

@@ -513,8 +513,7 @@ TEST(StoreTest, PushesThatDoNotLeaveAreBounded) {
   server.join();
 }
 
-// The worker's deadlines pass while it is stopped, and it gets the messages of that time only
-// afterwards.
+// The worker's deadlines pass while it is stopped, and it gets that time's messages afterwards.
 TEST(StoreTest, AWorkerThatWasStoppedGoesOn) {
   const pid_t child = fork();
   ASSERT_GE(child, 0);

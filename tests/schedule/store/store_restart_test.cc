@@ -266,8 +266,7 @@ TEST(StoreRestartTest, AServerThatDiesBeforeItsWelcomeIsWaitedFor) {
   EXPECT_TRUE(store.served[0].ok()) << store.served[0];
 }
 
-// The worker that leaves while the server is away waits for it, so the others need not wait for the
-// worker.
+// The worker that leaves while the server is away waits for it, so the others need not wait.
 TEST(StoreRestartTest, AWorkerThatLeavesWhileTheServerIsAwayHasLeft) {
   StoreRanks store{.workers = 2};
   store.timeout = std::chrono::seconds(5);
@@ -333,8 +332,7 @@ TEST(StoreRestartTest, AWorkerThatDoesNotComeAgainIsLost) {
     store.timeout = std::chrono::seconds(3);  // also for all that must succeed before
     const OwnFolder folder;
     absl::Notification is_ready, is_away, is_dead;
-    // Ten events: two joins and two messages of joining, values, two inits, two optimizers, and a
-    // push.
+    // Ten events: two joins and two messages of them, values, two inits, two optimizers, a push.
     store.serve = [&](int server) {
       return ServeAndDie(store, server, {.folder = folder.path(), .fsync = true}, {10}, [&] {
         is_away.Notify();
