@@ -1,4 +1,4 @@
-// topk sends exactly the k largest elements, whatever the guess, and refuses bytes of other shapes.
+// topk sends exactly the k largest elements, whatever the guess was, and refuses malformed shards.
 
 #include <gtest/gtest.h>
 

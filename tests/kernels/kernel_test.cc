@@ -263,7 +263,7 @@ TEST_P(KernelTest, CopyFiniteLeavesTheRest) {
   }
 }
 
-// Each kernel does in one pass what the host does in several. If m is not finite velocity stays.
+// Each kernel makes one pass where the host makes several. Velocity stays if m is not finite.
 TEST_P(KernelTest, MomentumAroundAnExchange) {
   for (const DType dtype : kDTypes) {
     for (const size_t numel : {0, 1, 100, 4096, 10001}) {
