@@ -323,7 +323,7 @@ TEST_F(ZmqMessages, AMessageThatIsMissingOrTooLargeEndsTheConnection) {
               FrameKind::kWelcome);
     ExpectJoined(*server_, 2);
     for (const std::string& frame : bad.frames) member.Say(frame);
-    EXPECT_EQ(member.Hear(), PlainFrame(FrameKind::kReset));  // until then it takes nothing
+    EXPECT_EQ(member.Hear(), PlainFrame(FrameKind::kReset));  // the server takes nothing before
     const absl::Status lost = ExpectLost(*server_, 2);
     EXPECT_EQ(lost.code(), absl::StatusCode::kDataLoss);
     EXPECT_NE(lost.message().find(bad.what), absl::string_view::npos) << lost;

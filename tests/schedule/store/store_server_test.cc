@@ -139,8 +139,8 @@ class FuzzedServer {
 // for would wait for it.
 TEST(StoreServerTest, NobodyWaitsForAJoinerInALaterCallWhenTheFirstOneReturns) {
   using Kind = StoreHead::Kind;
-  std::map<std::pair<int, uint64_t>, int> values;  // have returned, by worker
-  std::map<int, uint64_t> barriers;                // that have returned, by worker
+  std::map<std::pair<int, uint64_t>, int> values;  // by worker and request
+  std::map<int, uint64_t> barriers;                // the last one that returned, by worker
   StoreServer server({.workers = 2}, CpuBackend(),
                      [&](int worker, int, const StoreHead& head, std::vector<uint8_t>) {
                        if (head.kind == Kind::kValues) ++values[{worker, head.request}];
