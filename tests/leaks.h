@@ -17,8 +17,7 @@ struct Held {
   static Held Now() { return {Entries("/proc/self/fd"), Entries("/proc/self/task")}; }
 
   // Returns the count as soon as it is no more than `before`, or after 20 s: the kernel still lists
-  // a
-  // thread for a moment after its join has returned.
+  // a thread for a moment after its join has returned.
   static Held Settled(const Held& before) {
     Held held = Now();
     for (int wait = 0; wait < 2000 && !(held <= before); ++wait) {

@@ -1,9 +1,7 @@
 // Tells the thread sanitizer about absl::Mutex and absl::CondVar, since Debian's
 // libabsl_synchronization is not built with it. The linker redirects our calls to this file
-// (--wrap, in
-// tests/CMakeLists.txt). A wait for an absl::Condition polls, so that the condition runs on the
-// waiting
-// thread, where the sanitizer sees that it holds the lock.
+// (--wrap, in tests/CMakeLists.txt). A wait for an absl::Condition polls, so that the condition
+// runs on the waiting thread, where the sanitizer sees that it holds the lock.
 #include <sanitizer/tsan_interface.h>
 
 #include <algorithm>

@@ -131,8 +131,7 @@ TEST(BlockRules, TinyZeroAndNonFiniteBlocks) {
       std::vector<float> g(256, 0.0f), r(256, 1e-33f), d(256);
       const bool tiny = special < 1e-30f && special > -1e-30f;
       // onebit and the transform judge a block by all its elements, so all of them are special
-      // there.
-      // The exception is tiny values, of which the transform would make a larger one.
+      // there. The exception is tiny values, of which the transform would make a larger one.
       const bool all = spec.traits().qmax == 1 || (spec.hadamard && !tiny);
       if (all) std::fill(g.begin(), g.end(), special);
       g[9] = special;

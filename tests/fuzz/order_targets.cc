@@ -84,8 +84,7 @@ std::optional<OrderMessage> MessageFrom(Input& input) {
 }
 
 // One rank's sequencer, whose peers send anything at any time. The rank itself follows the rules:
-// it
-// submits a tensor once, and ends only chunks that were started.
+// it submits a tensor once, and ends only chunks that were started.
 void OneRank(Input& input, int rank) {
   constexpr int kWorld = 3;
   Options options;

@@ -1,6 +1,5 @@
 // Runs every fuzz target over its corpus and seeded mutations of it, which libFuzzer would try
-// first,
-// in every build that has tests.
+// first, in every build that has tests.
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -1,8 +1,6 @@
 // Fuzz targets: functions that take arbitrary bytes and abort the process if a promise is broken.
-// The
-// same functions run under libFuzzer (make fuzz) and, over the committed corpora and seeded
-// mutations
-// of them, in the tests.
+// The same functions run under libFuzzer (make fuzz) and, over the committed corpora and seeded
+// mutations of them, in the tests.
 #ifndef THINWIRE_TESTS_FUZZ_TARGET_H_
 #define THINWIRE_TESTS_FUZZ_TARGET_H_
 

@@ -1,12 +1,10 @@
 // HostTeam: a team of threads run on the CPU one after the other. It runs the same code as a GPU,
-// so
-// a wrong index, an access out of bounds or a missing Sync is found without a GPU.
+// so a wrong index, an access out of bounds or a missing Sync is found without a GPU.
 //
 // A team (DeviceTeam in cuda_team.cuh is the other kind) has up to kThreads threads in warps of 32,
 // and every thread runs the body given to ForEach. PerThread is a variable per thread. Shared
-// memory
-// is visible to all threads: others may read a value after a Sync, or within the warp after a
-// SyncWarp. Staged is shared memory of one warp that is filled from device memory while the team
+// memory is visible to all threads: others may read a value after a Sync, or within the warp after
+// a SyncWarp. Staged is shared memory of one warp that is filled from device memory while the team
 // continues: a thread may read its bytes once it has awaited their group of fetches, other lanes
 // after a SyncWarp.
 #ifndef THINWIRE_TESTS_HOST_DEVICE_HOST_TEAM_H_
@@ -37,8 +35,7 @@ class HostTeam {
   };
 
   // Records who accessed each value since the last Sync, and since the last SyncWarp, which is
-  // enough
-  // within a warp. A race is a bug in a kernel, and aborts.
+  // enough within a warp. A race is a bug in a kernel, and aborts.
   template <typename T, unsigned kCount>
   class Shared {
    public:

@@ -60,8 +60,7 @@ TEST_F(NcclShimTest, HalvesAreCompressedAsTheyAre) {
 }
 
 // Later steps bring what one step lost: the sum of many results is as close as a single one.
-// Without
-// residuals every step loses the same.
+// Without residuals every step loses the same.
 TEST_F(NcclShimTest, ResidualsOfABufferAreKept) {
   constexpr int kSteps = 20;
   for (const bool feedback : {true, false}) {
@@ -357,8 +356,7 @@ TEST_F(NcclShimTest, AnObserverCountsAndChangesNothing) {
 }
 
 // By NCCL's ring a node sends 2 (n - 1) / n of all bytes; in the exchange by nodes each of its
-// ranks
-// sends its row's part. Here that is 6 bytes per element, against 1.0078 or 0.5078.
+// ranks sends its row's part. Here that is 6 bytes per element, against 1.0078 or 0.5078.
 TEST_F(NcclShimTest, AnObserverCountsWhatNodesSend) {
   Ranks ranks = RanksWith(4, [](int) {
     return Environment{{"THINWIRE_NCCL_OBSERVE", "1"},

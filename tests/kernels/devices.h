@@ -83,10 +83,9 @@ inline std::vector<uint8_t> Stored(const std::vector<float>& values, DType dtype
 }
 
 // Recycles device memory and pinned host memory between tests: a GPU takes longer to allocate than
-// to
-// run most kernels, and the tests allocate some 290,000 times. Sizes are rounded up to powers of
-// two,
-// which would hide errors from sanitizers, so with a sanitizer every test allocates its own memory.
+// to run most kernels, and the tests allocate some 290,000 times. Sizes are rounded up to powers of
+// two, which would hide errors from sanitizers, so with a sanitizer every test allocates its own
+// memory.
 class SpareMemory {
  public:
   enum class Kind { kDevice, kPinned };

@@ -60,8 +60,7 @@ TEST(HostDevice, AnEventIsReachedWhenTheWorkBeforeItIsDone) {
 }
 
 // An event returns to its pool once nobody uses it, even before it is reached, and is then recorded
-// on
-// another stream. Reaching the second point must not release those that wait for the first.
+// on another stream. Reaching the second point must not release those that wait for the first.
 TEST(HostDevice, AnEventMayBeRecordedAnewWhileStreamsWaitForIt) {
   const auto device = HostDevice(0);
   const auto slow = *device->MakeStream(), fast = *device->MakeStream();
@@ -183,8 +182,7 @@ TEST(HostDevice, FreeingWaitsForTheDevicesOwnWorkOnly) {
 }
 
 // A checkpoint takes linear time: a bucket of many parameters is read once, and a load reads
-// nothing
-// that it replaces.
+// nothing that it replaces.
 TEST(ErrorFeedback, ACheckpointReadsEachArrayOfABucketOnce) {
   for (const size_t parameters : {3u, 48u}) {
     ErrorFeedback feedback(WatchedDevice());

@@ -35,8 +35,7 @@ class KernelChecks : public KernelsOnDevice {
   void CheckDecode(const CodecSpec& spec, const std::vector<float>& values, DType dtype,
                    size_t skew);
   // Reduces in place, as the engine does. `owner`: the rank whose shard is not encoded. `damage`
-  // may
-  // change the wire bytes of rank 0.
+  // may change the wire bytes of rank 0.
   using Damage = std::function<void(uint8_t* wire)>;
   void CheckReduce(const CodecSpec& up, const CodecSpec& down, size_t numel, DType dtype, int ranks,
                    int owner, const Damage& damage = nullptr);

@@ -1,6 +1,5 @@
 // The kernels give the scalar reference's bytes, residuals and values: on CPU threads always, and
-// on
-// a GPU if there is one.
+// on a GPU if there is one.
 #include <gtest/gtest.h>
 
 #include <cstring>

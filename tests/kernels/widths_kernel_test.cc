@@ -1,6 +1,5 @@
 // adaptive's kernels, in which a shard's blocks depend on each other: bytes, residuals and values
-// are
-// the scalar reference's. kernel_test.cc covers every length, dtype and reduction.
+// are the scalar reference's. kernel_test.cc covers every length, dtype and reduction.
 #include <gtest/gtest.h>
 
 #include <cmath>

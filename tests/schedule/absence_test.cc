@@ -13,8 +13,7 @@ constexpr int kWorld = 3;
 constexpr size_t kA = 1500, kB = 2700, kC = 900;
 
 // a, b and c in one bucket of several chunks, some of which hold parts of two of them. With two
-// codecs
-// the partition moves b behind the others.
+// codecs the partition moves b behind the others.
 std::vector<Segment> Segments(uint32_t codec_of_b) {
   return {{"a", 0, kA, kA, 0}, {"b", 0, kB, kB, codec_of_b}, {"c", 0, kC, kC, 0}};
 }

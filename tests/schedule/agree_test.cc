@@ -36,8 +36,7 @@ Board NodeBoardOf(Transport& transport, Clock::duration patience = kTimeout) {
 }
 
 // Repeats `attempt` until its status contains `words`, and returns its last status. On an
-// overloaded
-// machine other ranks may be late as well, so each further attempt has more time.
+// overloaded machine other ranks may be late as well, so each further attempt has more time.
 absl::Status Expecting(const std::string& words,
                        const std::function<absl::Status(Clock::duration)>& attempt) {
   absl::Status status;

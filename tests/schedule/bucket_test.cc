@@ -122,8 +122,7 @@ TEST(Bucket, ALaterSubmitAllocatesNothing) {
         engine.EndStep();  // else rank 0 keeps recording the step
         ASSERT_TRUE(work.ok() && (*work)->Wait().ok()) << engine.status();
         // The lane that ended the use holds it a moment longer. References of the engine and of
-        // this test
-        // remain.
+        // this test remain.
         while (work->use_count() > 2) std::this_thread::yield();
         if ((step + 1) % kRound == 0) least = std::min(least, counted);
       }

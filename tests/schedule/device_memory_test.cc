@@ -1,6 +1,5 @@
 // A step on a device allocates no driver memory and loads no kernel: both take long, and may wait
-// for
-// all work of the device.
+// for all work of the device.
 #include <gtest/gtest.h>
 
 #include <barrier>
@@ -72,15 +71,13 @@ class Model {
 class DeviceMemoryTest : public testing::TestWithParam<const char*> {};
 
 // Holds whichever lanes the first step used and however long a thread sleeps meanwhile. Residuals
-// and
-// momentum are allocated in the first step.
+// and momentum are allocated in the first step.
 TEST_P(DeviceMemoryTest, StepsAfterTheFirstAllocateNothing) {
   Options options = SmallChunks(GetParam());
   options.min_bytes = 4096;
   options.momentum = {0.9f, true};
   // On a busy machine ranks seem to be far apart, so chunks would be predicted, which allocates
-  // memory.
-  // The next test covers that.
+  // memory. The next test covers that.
   options.predict = Predict::kNever;
   options.timeout = std::chrono::minutes(2);  // many chunks take long on a busy machine
   std::barrier all(kWorld);

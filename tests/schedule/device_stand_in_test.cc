@@ -1,6 +1,5 @@
 // Tests that need a device made of CPU threads: its calls can be made to fail or be counted, and
-// its
-// streams can be captured or held up at will.
+// its streams can be captured or held up at will.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -121,8 +120,7 @@ TEST(Create, OneRankWithoutKernelsIsNamedOnEveryRank) {
 }
 
 // Encoding an element also updates its momentum. Only a rank's own shard, which is not encoded,
-// needs
-// a separate pass; these shards together hold each element once.
+// needs a separate pass; these shards together hold each element once.
 TEST(Momentum, IsMadeByTheEncoder) {
   static std::atomic<size_t> elements;
   kernels::DeviceApi api = kernels::HostDeviceApi();

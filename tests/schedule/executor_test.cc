@@ -48,8 +48,7 @@ Results Expected(int world, const Options& options) {
 }
 
 // Submits a step's tensors in an order that differs by rank and step, and waits for them at the end
-// of
-// the step. The reference names all parameters "g", which affects only random draws.
+// of the step. The reference names all parameters "g", which affects only random draws.
 void Train(int rank, Engine& engine, const Results& expected, uint64_t seed) {
   std::mt19937_64 random(seed * 1009 + rank);
   for (int step = 0; step < kSteps; ++step) {
@@ -114,8 +113,7 @@ TEST(DirectThreadTest, IsNotMadeWhereNoTensorUsesIt) {
 }
 
 // A plane that matches by order fails the group if ranks issue in different orders, so this test
-// also
-// shows that they never do.
+// also shows that they never do.
 TEST_P(ExecutorTest, GivesTheReferencesBitsWhateverEndsFirst) {
   uint64_t seed = 0;
   for (const char* codec : {"fp32", "int4", "topk:density=0.01"}) {

@@ -14,8 +14,7 @@ using Tell = FailureProtocol::Tell;
 
 // Returns the seconds that rank 0 of three takes to carry through a failure; `fail` starts it and
 // delivers what peers say. The least of several tries, since others may use the processors; tries
-// end
-// once one shows that it waits for no peer.
+// end once one shows that it waits for no peer.
 double SecondsToCarryThrough(void (*fail)(FailureProtocol&, const absl::Status&)) {
   const Options options;
   double least = 1e9;

@@ -43,8 +43,7 @@ class FailureTest : public testing::TestWithParam<Wire> {
   }
 
   // Like ExpectFailure, for ranks that wait for the timeout. On an overloaded machine another
-  // deadline
-  // may pass first, so each further attempt has more time.
+  // deadline may pass first, so each further attempt has more time.
   void ExpectDeadline(Options options, const std::vector<std::string>& words, const Body& body) {
     std::vector<absl::Status> failures;
     const auto is_right = [&](const absl::Status& status) {

@@ -38,8 +38,7 @@ TEST(Farewell, APeersGoodbyeIsAnsweredWhenAllThatItCountsIsDone) {
 }
 
 // Returns rank 0's failure, of three ranks, when a connection is lost after rank 1 has said
-// goodbye;
-// `finished` of the two collectives are done.
+// goodbye; `finished` of the two collectives are done.
 absl::Status LostAfterAGoodbye(int finished) {
   std::vector<Transport> transports = MakeInProcessTransports(3);
   const Options options;
@@ -133,8 +132,7 @@ TEST(Farewell, APeerThatAnswersIsWaitedFor) {
 }
 
 // The peers stay: only rank 0 says goodbye before it is gone. The least of several tries, since
-// others
-// may use the processors; without the peers' answers each try takes a second and a half.
+// others may use the processors; without the peers' answers each try takes a second and a half.
 TEST(Farewell, ARankLeavesWhileItsPeersStay) {
   for (const Wire wire : {Wire::kInProcess, Wire::kGloo}) {
     double least = 1e9;

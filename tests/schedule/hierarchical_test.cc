@@ -171,8 +171,7 @@ void ExpectNothingKeptForOtherColumns(const std::vector<ParameterResidual>& kept
 }
 
 // A rank's residuals may be large if they come from a flat world, where all elements are encoded.
-// They
-// are sent inside the node, also for 16-bit elements.
+// They are sent inside the node, also for 16-bit elements.
 TEST(Hierarchical, LosesNothingOfWhatOtherLayoutsAndWorldsHaveKept) {
   constexpr size_t kNumel = 3001;
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
@@ -200,8 +199,7 @@ TEST(Hierarchical, LosesNothingOfWhatOtherLayoutsAndWorldsHaveKept) {
 }
 
 // Residuals of other columns' parts are sent whenever they appear: also after steps that found
-// none,
-// and after a step in which the parameter was absent.
+// none, and after a step in which the parameter was absent.
 TEST(Hierarchical, TakesAlongResidualsThatComeLater) {
   constexpr int kWorld = 4;
   constexpr size_t kNumel = 3001;

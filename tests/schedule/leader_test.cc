@@ -54,8 +54,7 @@ TEST(Leader, FifoGoesBySubmissionAndWfbpByReadiness) {
 }
 
 // A chunk that does not drain finishes only after the next one has started, so no window may hold
-// the
-// next one back, even if it overtakes and is larger than all before.
+// the next one back, even if it overtakes and is larger than all before.
 TEST(Leader, AChunkThatWaitsForAFollowerGetsOneHoweverLarge) {
   Leader leader(1, Policy::kP3, 8192);
   EXPECT_TRUE(leader.OnReport(0, Of(1)).ok());
@@ -221,8 +220,7 @@ TEST(TensorBook, EachRankHasItsOwn) {
 }
 
 // Compares with a std::map: the same content after every step, values that never move, and no more
-// of
-// them than were ever in use at one time.
+// of them than were ever in use at one time.
 TEST(RecycledMap, IsAMapThatUsesItsValuesAgain) {
   std::mt19937_64 random(17);
   RecycledMap<uint64_t> map;

@@ -1,6 +1,6 @@
 // Every way in which ranks can disagree, with 2, 3 and 4 ranks on both wires: every rank gets a
-// typed
-// error in time that names the difference and the rank. The last rank is the one that differs.
+// typed error in time that names the difference and the rank. The last rank is the one that
+// differs.
 #include <algorithm>
 #include <chrono>
 #include <functional>

@@ -22,8 +22,7 @@ int RoundsToRun() {
 }
 
 // Tests the hand-offs between callers, lanes, the reader and the transport many times: each rank
-// has a
-// caller for every way that a tensor can take.
+// has a caller for every way that a tensor can take.
 TEST(Parallel, AHundredThousandShortExchanges) {
   struct Caller {
     const char* key;

@@ -1,6 +1,5 @@
 // Predicted orders: how they follow from a step, and that engines which use them give the same
-// bits,
-// or a typed error if the step differs.
+// bits, or a typed error if the step differs.
 #include "schedule/order/prediction.h"
 
 #include <algorithm>
@@ -62,8 +61,8 @@ TEST(Prediction, OrdersTheNextStepByTheLastOnesTimes) {
 }
 
 // Runs a step of `tensors` tensors of one chunk, all ready at `now`. A chunk takes a second on the
-// link
-// and three more to arrive, and four are under way at once. Returns the time of the step's end.
+// link and three more to arrive, and four are under way at once. Returns the time of the step's
+// end.
 double RunStep(Prediction& prediction, uint64_t step, uint64_t tensors, double now) {
   const double begin = now;
   for (uint64_t key = 1; key <= tensors; ++key) {
@@ -92,8 +91,7 @@ TEST(Prediction, ForgetsAStepThatIsNotToComeAgain) {
 }
 
 // The first chunk after a pause takes all its latencies to arrive, and later ones only the link's
-// time.
-// A step that sends little does not show the link's rate.
+// time. A step that sends little does not show the link's rate.
 TEST(Prediction, TheRateIsTheLinksAndNotThatOfItsLatencyOrOfAShortStep) {
   Prediction prediction(OptionsOf(Policy::kP3), {0.5, 0.5});
   constexpr double kRate = 1024 * sizeof(float);
@@ -120,16 +118,15 @@ TEST(Prediction, TheWindowIsWideWhileTheRateGrows) {
     windows.push_back(next.chunks[0].window_kib);
   }
   // In KiB: four lanes of 4, plus four times a hop's two seconds at 4 per second; later as
-  // predicted,
-  // which is one chunk and at least three quarters of a hop's time.
+  // predicted, which is one chunk and at least three quarters of a hop's time.
   EXPECT_EQ(windows[0], 4u * 4 + 4 * 2 * 4);
   EXPECT_LE(windows[2], windows[0] * 3 / 4);
   EXPECT_GE(windows[2], 4u + 3 * 2 * 4 / 4) << "a hop is on its way";
 }
 
 // Four chunks arrive at once every four seconds, as from a buffer: measured over the time of a
-// chunk,
-// twice the step's rate. Tensor 1 is needed first, and ready when six chunks can have passed.
+// chunk, twice the step's rate. Tensor 1 is needed first, and ready when six chunks can have
+// passed.
 TEST(Prediction, AnOrderIsForTheRateOfAStepAndNotForThatOfABurst) {
   Prediction prediction(OptionsOf(Policy::kP3), {0.5, 0.5});
   const Report late = Of(2, 9, 16 * 1024, 16), early = Of(1, 1);
@@ -176,11 +173,9 @@ TEST(PredictOrder, WhatWasDoneBeforeAnotherWasReadyStaysAhead) {
 
 // A chunk takes half a second on the link and a second to arrive, twice. A window of half a second
 // lets one chunk at a time through, since its second hop counts like its first; one of a second
-// lets
-// two through and then the third; one of three seconds all at once, and the second hops of the
-// first
-// two pass during the last one's latency. The forward pass takes half of the second by which the
-// first tensor follows the other.
+// lets two through and then the third; one of three seconds all at once, and the second hops of the
+// first two pass during the last one's latency. The forward pass takes half of the second by which
+// the first tensor follows the other.
 TEST(PredictEnd, AddsUp) {
   const ExpectedLink link{1.0, {0.5, 0.5}};
   const std::vector<ExpectedTensor> one = {{2.0, 3.0, 0, 3}};

@@ -1,6 +1,5 @@
 // The allreduce as DESIGN describes it, for all ranks at once, one chunk after the other, on the
-// scalar
-// codecs. An engine must reproduce it bit for bit, residuals and momentum included.
+// scalar codecs. An engine must reproduce it bit for bit, residuals and momentum included.
 #ifndef THINWIRE_TESTS_SCHEDULE_REFERENCE_H_
 #define THINWIRE_TESTS_SCHEDULE_REFERENCE_H_
 

@@ -276,8 +276,7 @@ TEST(Scatter, AnotherCollectiveOnOneRankIsATypedErrorEverywhere) {
 }
 
 // A receive that is started before the codec's work saves a latency. Values sent as they are would
-// only
-// be copied early, when the processor should be adding.
+// only be copied early, when the processor should be adding.
 TEST(Collectives, ReceiveAheadWhereTheCodecWorks) {
   constexpr size_t kPart = 3000;
   for (const auto& [codec, topology, ahead] :
@@ -308,8 +307,7 @@ TEST(Collectives, ReceiveAheadWhereTheCodecWorks) {
 }
 
 // A plane that gets failures from another plane may not know of one yet. It would take an exchange
-// that
-// is dropped as the first reason.
+// that is dropped as the first reason.
 TEST(Collectives, AnExchangeBegunAheadOfOneThatFailsIsWaitedFor) {
   AheadCounts counts{.fails = true};
   std::vector<Transport> transports = Connect(Wire::kInProcess, 2);

@@ -1,6 +1,5 @@
 // Host: replaces the engines, the control channel and the exchanges around the sequencers of all
-// ranks,
-// on a virtual clock. A test picks the next event from those that can happen.
+// ranks, on a virtual clock. A test picks the next event from those that can happen.
 #ifndef THINWIRE_TESTS_SCHEDULE_SEQUENCER_HOST_H_
 #define THINWIRE_TESTS_SCHEDULE_SEQUENCER_HOST_H_
 
@@ -90,8 +89,7 @@ class Host {
   }
 
   // Chunks that may end on a rank: all ranks have started them, and with Matching::kByOrder each is
-  // a
-  // drain or has a successor on every rank.
+  // a drain or has a successor on every rank.
   std::vector<std::pair<int, ChunkId>> Endable() const {
     std::vector<std::pair<int, ChunkId>> endable;
     for (int r = 0; r < world() && !cut_; ++r) {

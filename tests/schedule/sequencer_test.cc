@@ -1,7 +1,6 @@
 // The sequencers of all ranks on a virtual clock. In every possible order of messages, submissions
-// and
-// ends of exchanges all chunks run exactly once and follow the rules; chunks that can't finish are
-// named in time.
+// and ends of exchanges all chunks run exactly once and follow the rules; chunks that can't finish
+// are named in time.
 #include "schedule/order/sequencer.h"
 
 #include <gtest/gtest.h>
@@ -191,8 +190,7 @@ TEST(Sequencer, StepsThatLackPredictedTensorsRunEveryChunkOnce) {
 }
 
 // Before some calls of a step a rank waits until an earlier call of the step is done. With one
-// order
-// for all, these waits are the same on all ranks and in all steps; otherwise they are random.
+// order for all, these waits are the same on all ranks and in all steps; otherwise they are random.
 TEST_P(SequencerTest, ProgramsThatWaitRunEveryChunkOnce) {
   constexpr size_t kSteps = 4;
   size_t predicted = 0, stood = 0;
@@ -268,8 +266,7 @@ TEST_P(SequencerTest, ProgramsThatWaitRunEveryChunkOnce) {
 }
 
 // Runs a step of these tensors, of kChunks chunks each, on all ranks. Each call waits for its
-// result, as
-// under FSDP2. Returns how many chunks started ahead, summed over all ranks.
+// result, as under FSDP2. Returns how many chunks started ahead, summed over all ranks.
 size_t RunStep(Host& host, const std::vector<uint64_t>& keys, std::map<uint64_t, uint64_t>& calls,
                bool repeats) {
   constexpr uint32_t kChunks = 6;
@@ -307,8 +304,7 @@ TEST(Sequencer, PredictionComesBackWhereAStepLacksATensor) {
 }
 
 // Rank 1 is a step ahead and starts chunks that the others' step lacks, before it learns that. The
-// others
-// start the same chunks once they have the tensor.
+// others start the same chunks once they have the tensor.
 TEST(Sequencer, WhatARankHasStartedAheadGoesOnWhenItsTensorIsWithdrawn) {
   Options options;
   options.predict = Predict::kAlways;
@@ -340,10 +336,9 @@ TEST(Sequencer, WhatARankHasStartedAheadGoesOnWhenItsTensorIsWithdrawn) {
 }
 
 // The first step makes all calls at once. In the second one some ranks wait for each call before
-// the
-// next. Tensor 3 is urgent, so it comes first in the predicted order, with more chunks than may be
-// held;
-// the other ranks have started it by then. Meanwhile tensors that are not predicted come and go.
+// the next. Tensor 3 is urgent, so it comes first in the predicted order, with more chunks than may
+// be held; the other ranks have started it by then. Meanwhile tensors that are not predicted come
+// and go.
 TEST(Sequencer, AStepGoesOnWhereItsPredictedOrderCanNot) {
   constexpr uint32_t kChunks = 6;
   const auto report = [](uint64_t key, uint64_t call) {
@@ -399,8 +394,7 @@ TEST(Sequencer, AStepGoesOnWhereItsPredictedOrderCanNot) {
 }
 
 // Returns a host after the first step of tensors 1 to 3. The second step is predicted, and no rank
-// has
-// submitted any of it.
+// has submitted any of it.
 Host AfterOneStep(int world, Options options, Matching matching = Matching::kByTag) {
   options.predict = Predict::kAlways;
   Host host(world, options, matching);
@@ -447,9 +441,8 @@ TEST(Sequencer, APredictedTensorThatOneRankNeverSubmitsIsNamed) {
 }
 
 // Chunks of tensor 1 hold every predicted lane or, with one order for all ranks, come first. Tensor
-// 3,
-// which all ranks have submitted, comes behind them. With one order it waits; otherwise it goes on
-// without the prediction.
+// 3, which all ranks have submitted, comes behind them. With one order it waits; otherwise it goes
+// on without the prediction.
 TEST(Sequencer, ATensorThatHoldsUpAnotherIsNamed) {
   Options options;
   options.timeout = std::chrono::milliseconds(1000);

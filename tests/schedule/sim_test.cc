@@ -86,8 +86,7 @@ TEST(Simulator, ASlowLinkTakesItsBytes) {
   const Outcome outcome = Simulate(setting);
   ASSERT_TRUE(outcome.finished);
   // fp32 on both hops of two ranks: each rank sends its bytes once in total. The first gradient
-  // comes
-  // after 2 ms, and the forward pass after the last byte takes 5 ms.
+  // comes after 2 ms, and the forward pass after the last byte takes 5 ms.
   EXPECT_NEAR(outcome.mean_s(), 5 * 4.0 * (1 << 20) / 1e7 + 7e-3, 1e-3);
 }
 
@@ -154,8 +153,7 @@ TEST(Simulator, P3HidesWhatABarrierShows) {
 }
 
 // 34 layers whose gradients take twice as long at 1 Gb/s as their computation. The first layers'
-// hops
-// are on their way while the next ones' are sent, and an urgent chunk waits only for those.
+// hops are on their way while the next ones' are sent, and an urgent chunk waits only for those.
 TEST(Simulator, APredictedOrderKeepsAFarLinkBusy) {
   Setting setting = Small(34, 750000);
   for (Unit& unit : setting.profile.units) unit = {750000, 5e-4, 1e-3};

@@ -17,8 +17,7 @@ namespace {
 constexpr uint32_t kChunkKiB = 100;
 
 // A rank's queue of predicted chunks, each the only one of its tensor, and the tensors that the
-// rank
-// has submitted. Chunks are numbered 0, 1, … in the predicted order.
+// rank has submitted. Chunks are numbered 0, 1, … in the predicted order.
 class Rank {
  public:
   explicit Rank(int lanes, std::vector<double> hop_shares = {1.0})
@@ -98,8 +97,7 @@ TEST(StartQueueTest, AsManyStartAsTheWindowHolds) {
 }
 
 // A first hop takes three quarters of a chunk's bytes. The window has room for two first hops, or
-// for
-// one beside two or three second hops. Hops end in another order than their chunks start.
+// for one beside two or three second hops. Hops end in another order than their chunks start.
 TEST(StartQueueTest, AChunkCountsWithTheHopThatItIsAt) {
   Rank rank(6, 8, 3 * kChunkKiB / 2, {0.75, 0.25});
   for (int chunk = 0; chunk < 6; ++chunk) rank.Submit(chunk);

@@ -150,8 +150,7 @@ TEST(Topology, IsMeasuredIfNobodySaysIt) {
 }
 
 // topk at this density becomes int4 in a world of 4. int4 goes by nodes, which topk never does. On
-// a
-// busy machine exchanges inside nodes may be measured as slow, too.
+// a busy machine exchanges inside nodes may be measured as slow, too.
 TEST(Topology, IsChosenForTheCodecThatRunsAndAsTheSimulatorChooses) {
   const char* const kSparse = "topk:density=0.5";
   ASSERT_TRUE(Codecs(kSparse)[0].up.traits().entries());
@@ -193,8 +192,7 @@ std::vector<absl::Status> ChooseWithout(int stopped, std::chrono::milliseconds t
 }
 
 // Rank 1 then waits for rank 3, and rank 3 for rank 2. On an overloaded machine others may be
-// silent
-// as well, so each further attempt has more time.
+// silent as well, so each further attempt has more time.
 TEST(Topology, WhoeverStopsWhileLinksAreMeasuredIsNamedOnAllOthers) {
   constexpr int kStopped = 2;
   const auto is_right = [](const absl::Status& end) {

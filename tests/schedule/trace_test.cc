@@ -62,8 +62,7 @@ std::map<std::string, std::vector<Slice>> SlicesOf(const std::filesystem::path& 
 }
 
 // Many tensors go at once: each has its slices, and slices of one row, which viewers would nest, do
-// not
-// overlap.
+// not overlap.
 TEST(Trace, HasTheStagesOfSmallTensors) {
   constexpr int kTensors = 8;
   const OwnFolder folder;

@@ -1,6 +1,5 @@
 // The last use of every tensor can be undone: residuals and momentum then have the bits from before
-// it,
-// whether it was done or failed half-way.
+// it, whether it was done or failed half-way.
 #include <barrier>
 #include <cstring>
 #include <string>
@@ -97,8 +96,7 @@ TEST(UndoLogTest, ARefusedSubmissionIsNoUse) {
 }
 
 // The halves of an allreduce keep residuals as well: a reduce-scatter for all parts of other ranks,
-// an
-// all-gather for the rank's own elements.
+// an all-gather for the rank's own elements.
 TEST_P(UndoTest, TakesBackAReduceScatterAndAnAllGather) {
   if (std::string(GetParam()).starts_with("topk")) GTEST_SKIP() << "has no such collectives";
   constexpr int kWorld = 3;

@@ -10,10 +10,9 @@
 
 namespace thinwire {
 
-// Returns OK, or the reason why tests over UCX can't run here.
-// With a sanitizer UCX counts as absent: the leak sanitizer's tracer sometimes crashes in a process
-// that
-// has loaded it, and the thread sanitizer can't see into it.
+// Returns OK, or the reason why tests over UCX can't run here. With a sanitizer UCX counts as
+// absent: the leak sanitizer's tracer sometimes crashes in a process that has loaded it, and the
+// thread sanitizer can't see into it.
 absl::Status UcxIsHere();
 
 // Connect `world` ranks; the results are by rank.

@@ -1,6 +1,5 @@
 // The contract of transport/control_plane.h, the same for every control plane, and how the planes
-// of
-// one backend work together.
+// of one backend work together.
 #include <gtest/gtest.h>
 
 #include <atomic>

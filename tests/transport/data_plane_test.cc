@@ -294,8 +294,7 @@ TEST_P(DataPlaneTest, AnExpectedExchangeThatIsSentAfterAnAbortEndsWithTheReason)
 }
 
 // Blocks of all sizes are on their way, some of them in part, and their memory is freed at once.
-// The
-// sanitizers find later accesses to it.
+// The sanitizers find later accesses to it.
 TEST_P(DataPlaneTest, AnAbortInTheMidstEndsAllThatIsUnderWay) {
   constexpr int kRanks = 3;
   const int threads = GetParam().traits.matching == Matching::kByOrder ? 1 : 3;

@@ -51,8 +51,7 @@ void ExpectSizeOf(Object* object) {
 }
 
 // One of Gloo's headers may be missing, and ours replaces it. If its types had other sizes, the
-// pairs
-// would have other sizes than the library allocates.
+// pairs would have other sizes than the library allocates.
 TEST(GlooPair, AndItsContextHaveTheLayoutThatTheLibraryHas) {
   const auto device = MakeDevice();
   const auto context = std::dynamic_pointer_cast<tcp::Context>(device->createContext(0, 2));

@@ -1,6 +1,5 @@
 // Small blocks over Gloo: many per frame, in any order, also before they are expected, and never
-// beyond
-// the end of their receive buffer.
+// beyond the end of their receive buffer.
 #include <gtest/gtest.h>
 #include <linux/tcp.h>
 #include <malloc.h>
@@ -84,8 +83,7 @@ class GlooParcelsTest : public testing::Test {
   }
 
   // Returns once rank `to` has received everything that rank `from` has sent, failed or not: a
-  // control
-  // frame follows on the same connection.
+  // control frame follows on the same connection.
   void TellAfterwards(int from, int to) {
     for (int turns = 0; turns < 2; ++turns) ranks_.links[from]->loop().Sync();
     ranks_.links[from]->Send(to, ControlFrame{}).IgnoreError();
@@ -170,8 +168,7 @@ TEST_F(GlooParcelsTest, ABlockThatComesAfterAFailureIsWrittenNowhere) {
 }
 
 // A message's memory belongs to its caller again once the exchange has ended, although the
-// connection
-// is open and the peer continues.
+// connection is open and the peer continues.
 class GlooMessagesTest : public GlooParcelsTest {
  protected:
   // Returns once each loop has done the work caused by the other's last turns.
@@ -303,8 +300,7 @@ struct CountingOwner final : BlockOwner {
 };
 
 // A block with the right slot but a wrong size is not the expected one, and is not written. The
-// expected
-// block ends with the group, once.
+// expected block ends with the group, once.
 TEST_F(GlooParcelsTest, ABlockOfAnotherSizeIsNotTheOneThatIsExpected) {
   constexpr uint64_t kSlot = 77;
   std::vector<uint8_t> room(100, 0xee);

@@ -1,7 +1,6 @@
 // Gloo's event loop must not spin: it skips an event whose connection a caller has locked, and gets
 // the same event again at once. This program intercepts Gloo's calls of the C library, and counts
-// the
-// messages, and how often a thread asks for events without having read or written since.
+// the messages, and how often a thread asks for events without having read or written since.
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 #include <sys/epoll.h>
@@ -69,8 +68,7 @@ namespace thinwire {
 namespace {
 
 // The blocks are large enough to need many turns of the loop. Several threads per rank start them,
-// like
-// the lanes of an engine.
+// like the lanes of an engine.
 TEST(GlooSpin, TheLoopReadsOrWritesInEveryTurn) {
   constexpr int kRounds = 40, kLanes = 4;
   constexpr size_t kBytes = 1 << 20;
@@ -94,15 +92,13 @@ TEST(GlooSpin, TheLoopReadsOrWritesInEveryTurn) {
   RecordProperty("turns", static_cast<int>(turns));
   RecordProperty("idle_turns", static_cast<int>(idle_turns));
   // A lane's round ends by a turn of its rank's loop, and not before the round before it has ended.
-  // One
-  // turn may end rounds of several lanes.
+  // One turn may end rounds of several lanes.
   ASSERT_GE(turns, 2 * kRounds) << "the loop's calls do not come by here";
   EXPECT_LE(idle_turns, turns / 100) << "of " << turns << " turns";
 }
 
 // Alone, each block would take a message and two notices, which is three writes. The number of
-// blocks
-// per message depends on when the second rank's loop continues.
+// blocks per message depends on when the second rank's loop continues.
 TEST(GlooSpin, SmallBlocksThatAreReadyTogetherShareMessages) {
   constexpr int kBlocks = 100;
   constexpr size_t kBytes = 100;

@@ -36,8 +36,7 @@ GlooOptions Rank(int rank, const std::shared_ptr<Store>& store, Clock::duration 
 }
 
 // Rank 2, which listens at `own`, meets the others and connects to rank 1 only: a socket that
-// nobody
-// serves replaces rank 0's.
+// nobody serves replaces rank 0's.
 std::vector<Descriptor> ConnectToRank1Only(const std::shared_ptr<Store>& store,
                                            const Listener& own) {
   const absl::StatusOr<Listener> nobody = Listener::Open(*LocalAddress("", ""));
@@ -72,8 +71,7 @@ absl::StatusOr<ControlMessage> HeardByRank1(Clock::duration patience) {
 }
 
 // On an overloaded machine rank 0 may give up before it is connected, or because of another rank,
-// so each
-// further attempt has more time.
+// so each further attempt has more time.
 TEST(LastWords, ARankThatGivesUpTellsThoseThatItIsConnectedWith) {
   absl::StatusOr<ControlMessage> heard = absl::UnknownError("not tried");
   for (milliseconds patience(200); patience < seconds(60); patience *= 4) {

@@ -1,8 +1,6 @@
 // LatePlane: a data plane for tests whose exchanges end by events, late, out of order or never. Its
-// ranks
-// are threads of one process. A separate thread ends each exchange once all blocks from its peers
-// have
-// arrived and a delay has passed.
+// ranks are threads of one process. A separate thread ends each exchange once all blocks from its
+// peers have arrived and a delay has passed.
 #ifndef THINWIRE_TESTS_TRANSPORT_LATE_PLANE_H_
 #define THINWIRE_TESTS_TRANSPORT_LATE_PLANE_H_
 
@@ -19,8 +17,7 @@ namespace thinwire {
 
 struct LateOptions {
   // The time from an exchange's last block to its end on a rank. nullopt: the exchange never ends,
-  // except
-  // by a failure. Must be a pure function of its arguments.
+  // except by a failure. Must be a pure function of its arguments.
   using Delay = std::function<std::optional<Clock::duration>(int rank, uint64_t tag)>;
 
   Matching matching = Matching::kByTag;

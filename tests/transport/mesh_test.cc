@@ -66,8 +66,7 @@ std::vector<Result> ConnectAll(const std::vector<MeshOptions>& ranks) {
 }
 
 // Meets the others, like a rank that stops or dies before it connects. Returns an error if it could
-// not
-// in time.
+// not in time.
 absl::StatusOr<Listener> TryToMeet(const MeshOptions& options) {
   absl::StatusOr<Listener> listener = Listener::Open(options.address);
   if (!listener.ok()) return listener;
@@ -109,8 +108,7 @@ TEST(Mesh, ARankAloneNeedsNobody) {
 }
 
 // Returns the results of the other two of three ranks, while the victim only meets them. A victim
-// that
-// dies closes its listener; one that stops keeps it as long as the others are there.
+// that dies closes its listener; one that stops keeps it as long as the others are there.
 std::vector<absl::Status> ConnectWithout(int victim, bool dies, milliseconds timeout) {
   absl::BlockingCounter others(2);
   const std::vector<MeshOptions> ranks = Group(3, timeout);
@@ -147,8 +145,7 @@ TEST(Mesh, ARankThatDiesBeforeItConnectsIsNamedByAllOthersAtOnce) {
 }
 
 // A stopped rank does not answer. On an overloaded machine others may be late as well, so each
-// further
-// attempt has more time.
+// further attempt has more time.
 TEST(Mesh, ARankThatStopsBeforeItConnectsIsNamedByAllOthers) {
   std::vector<std::thread> groups;
   for (int victim = 0; victim < 3; ++victim) {
@@ -170,8 +167,7 @@ TEST(Mesh, ARankThatStopsBeforeItConnectsIsNamedByAllOthers) {
 }
 
 // The packets by which a system reports a dead rank may be lost. Here the rank's listener is
-// closed, but
-// the silent connection to it stays open.
+// closed, but the silent connection to it stays open.
 TEST(Mesh, ADeadRankIsFoundAlsoIfTheLineToItDoesNotBreak) {
   const std::vector<MeshOptions> ranks = Group(2, std::chrono::seconds(20));
   Result left;
@@ -221,8 +217,7 @@ TEST(Mesh, ARankThatNeverComesIsNamed) {
 }
 
 // Rank 1 comes after four times as many strangers as may be half open at a time. If each were given
-// its
-// full five seconds, rank 1 would be too late.
+// its full five seconds, rank 1 would be too late.
 TEST(Mesh, SilentStrangersNeitherKeepARankAwayNorFillTheProcess) {
   constexpr size_t kStrangers = 540;
   const std::vector<MeshOptions> ranks = Group(2, std::chrono::seconds(15));

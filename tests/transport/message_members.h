@@ -44,8 +44,7 @@ class InProcessMembers final : public MessageMembers {
 };
 
 // A loopback port on which nobody listens yet. While this socket is bound the system assigns the
-// port
-// to nobody, but a process that names it may listen there, since both reuse the address.
+// port to nobody, but a process that names it may listen there, since both reuse the address.
 class ReservedPort {
  public:
   ReservedPort() : socket_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
@@ -135,8 +134,7 @@ inline absl::Status ExpectLost(MessagePlane& plane, int peer, Deadline deadline 
 }
 
 // Expects that nothing comes, and that the plane reports `words` in time: an attempt to connect
-// takes a
-// moment to begin, and another to fail.
+// takes a moment to begin, and another to fail.
 inline void ExpectNothingCame(MessagePlane& plane, const std::vector<std::string>& words) {
   const Deadline deadline = Soon();
   for (;;) {

@@ -183,8 +183,7 @@ TEST_P(MessagesTest, AReceiverTakesTheHighestPriorityFirst) {
     std::this_thread::yield();
   }
   // It is sent after all others, so they have arrived when it does: at once in one process. Over a
-  // network
-  // some may be taken before it arrives.
+  // network some may be taken before it arrives.
   ASSERT_TRUE(pair.worker->Send(kServer, 9, "first", {}).ok());
   int left = kMessages;
   while (NextMessage(*pair.server).head != "first") --left;

@@ -1,6 +1,5 @@
 // Which libnccl is loaded, and the errors for libraries that can't be used. Mostly the fake library
-// is
-// used; the real one is tried if it is named or installed.
+// is used; the real one is tried if it is named or installed.
 #include "transport/nccl/nccl_library.h"
 
 #include <dlfcn.h>

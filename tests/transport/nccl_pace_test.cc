@@ -1,8 +1,7 @@
 // How long a host is busy with an exchange over NCCL. The fake library's clock advances by a
-// thread's
-// queries to NCCL and its sleeps, not with the machine's load, so this program intercepts
-// nanosleep.
-// Also how much of a GPU an exchange occupies, and that a deadline holds if NCCL does not return.
+// thread's queries to NCCL and its sleeps, not with the machine's load, so this program intercepts
+// nanosleep. Also how much of a GPU an exchange occupies, and that a deadline holds if NCCL does
+// not return.
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 #include <time.h>
@@ -93,8 +92,7 @@ TEST_F(NcclPaceTest, AnExchangeTakesTheHostTwentyMicrosecondsBeyondNcclsOwn) {
 }
 
 // Exchanges that start while NCCL is busy form one group, whatever the peer does, but a gather is a
-// group
-// of its own: within a group NCCL orders collectives itself.
+// group of its own: within a group NCCL orders collectives itself.
 TEST_F(NcclPaceTest, QueuedExchangesAreOneGroup) {
   constexpr int kNotYet = 1'000'000, kExchanges = 5, kGather = 3;
   constexpr size_t kBytes = 64;
@@ -128,8 +126,7 @@ TEST_F(NcclPaceTest, QueuedExchangesAreOneGroup) {
   for (const auto& plane : planes)
     EXPECT_TRUE(plane->Flush()->Wait(Clock::now() + seconds(20)).ok());
   // Rank 0's groups: 0; 1 and 2; 3; 4. Rank 1 groups the exchanges queued while its driver sleeps:
-  // at most
-  // one group each, and at least 0 to 2; 3; 4.
+  // at most one group each, and at least 0 to 2; 3; 4.
   EXPECT_LE(Fake().groups - groups, 4 + kExchanges);
   EXPECT_GE(Fake().groups - groups, 4 + 3);
   EXPECT_EQ(Fake().gathers - gathers, 2);
@@ -142,8 +139,7 @@ TEST_F(NcclPaceTest, QueuedExchangesAreOneGroup) {
 }
 
 // The plane's kernels wait for their peers while those of another library, such as torch's own
-// NCCL, do
-// so as well. Ranks queue the two in either order, so both must fit on a GPU.
+// NCCL, do so as well. Ranks queue the two in either order, so both must fit on a GPU.
 TEST_F(NcclPaceTest, AnExchangeLeavesRoomForAnotherLibrarys) {
   const auto connect = [](int most_ctas) {
     std::vector<Transport> meeting = MakeInProcessTransports(2);

@@ -51,8 +51,7 @@ TEST_F(NcclTest, EveryWorldComesTogetherAndEndsInOrder) {
 }
 
 // On an overloaded machine ranks may not even send their addresses in time, so each further attempt
-// has
-// more time.
+// has more time.
 TEST_F(NcclTest, ARankThatNcclRefusesSaysWhy) {
   const FakeBehaves refusing(&FakeNccl::refuses, 1);
   std::vector<absl::StatusOr<std::unique_ptr<StreamPlane>>> planes;
@@ -414,8 +413,7 @@ TEST_F(NcclTest, MixedVersionsAreRefusedOnAllRanks) {
 }
 
 // Ranks that wait for a rank refused by NCCL get the reason before their own deadline. Half of that
-// time
-// is NCCL's.
+// time is NCCL's.
 TEST_F(NcclTest, WhatNcclRefusesOneRankAllRanksHear) {
   const FakeBehaves refusing(&FakeNccl::refuses, 1);
   ExpectRefusal({"rank 1 takes no part over NCCL", "fake failure"},

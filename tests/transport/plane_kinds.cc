@@ -26,8 +26,7 @@ namespace thinwire {
 namespace {
 
 // The planes as data_plane_test.cc needs them: each is complete, and received blocks can be read
-// once an
-// exchange has ended.
+// once an exchange has ended.
 
 // A data plane that owns its control plane. Derived classes may replace its exchanges.
 class WholeTransport : public PlaneOver {
@@ -54,8 +53,7 @@ class CheckedTransport final : public WholeTransport {
 };
 
 // A staged plane and everything below it. The host device's memory is normal memory, so the tests'
-// own
-// blocks can be used.
+// own blocks can be used.
 class StagedOnInProcess final : public WholeTransport {
  public:
   explicit StagedOnInProcess(Transport host)
@@ -72,8 +70,7 @@ class StagedOnInProcess final : public WholeTransport {
 
  private:
   // The tests read received blocks without a stream, and free sent blocks after a failure, when
-  // copies
-  // may still be queued on the stream. So Wait also waits for the stream.
+  // copies may still be queued on the stream. So Wait also waits for the stream.
   class Synchronized final : public Exchange {
    public:
     Synchronized(std::unique_ptr<Exchange> inner, DeviceStream& stream)
@@ -133,8 +130,7 @@ class ByEvents final : public PlaneOver {
 };
 
 // A data plane that learns of lost peers from its control plane, as UCX's does. In an engine the
-// reader
-// passes these on.
+// reader passes these on.
 class BesideControl : public WholeTransport {
  public:
   explicit BesideControl(Transport transport)

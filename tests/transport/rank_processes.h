@@ -85,8 +85,7 @@ class RankProcesses : public testing::Test {
   }
 
   // Sends `signal` to the peer during a call. This rank must fail with `code` and an error that
-  // names the
-  // peer.
+  // names the peer.
   void ExpectFailureAfter(int signal, std::chrono::milliseconds timeout, absl::StatusCode code) {
     const pid_t peer = StartPeer(1);
     const auto engine = Connect(0, 2, timeout);

@@ -1,8 +1,6 @@
 // Properties of exchanges of device memory beyond the contract of data planes (data_plane_test.cc):
-// their
-// cost, what overlaps, and that a thread waiting for a device is woken by an abort. The host
-// devices'
-// memory is normal memory, so vectors serve as blocks.
+// their cost, what overlaps, and that a thread waiting for a device is woken by an abort. The host
+// devices' memory is normal memory, so vectors serve as blocks.
 #include "transport/staged/staged.h"
 
 #include <gtest/gtest.h>

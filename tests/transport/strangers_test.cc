@@ -1,6 +1,5 @@
 // Strangers connect to a group that is connecting over Gloo. They neither end a process, nor fail
-// the
-// group, nor keep a rank away, nor change a result.
+// the group, nor keep a rank away, nor change a result.
 #include <arpa/inet.h>
 #include <gtest/gtest.h>
 #include <poll.h>

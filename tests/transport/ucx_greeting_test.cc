@@ -30,8 +30,7 @@ class UcxGreeting : public testing::Test {
 };
 
 // Returns the result of rank 2 of four, which connects with rank 3; the two are a node. Rank 3 only
-// runs
-// `theirs`, which gets the address of a worker that lives until the end.
+// runs `theirs`, which gets the address of a worker that lives until the end.
 absl::Status ConnectWith(
     Clock::duration patience,
     const std::function<void(Transport&, const TellAddress&, const std::string&)>& theirs) {

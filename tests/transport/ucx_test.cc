@@ -1,6 +1,5 @@
 // The data plane of UCX between processes: lost and stopped peers, strangers, idle ranks, its
-// effects on
-// the process that loads it, and how ranks agree on it.
+// effects on the process that loads it, and how ranks agree on it.
 #include "transport/ucx/ucx.h"
 
 #include <gtest/gtest.h>
@@ -69,8 +68,7 @@ class UcxPlanes : public testing::Test {
   }
 };
 // Ranks that wait for a late peer, to which no more can be sent, use almost no CPU time. The bound
-// is a
-// tenth of a polling thread's time.
+// is a tenth of a polling thread's time.
 TEST_F(UcxPlanes, WaitingTakesNoProcessorTime) {
   constexpr size_t kBytes = 16 << 20;
   std::vector<std::unique_ptr<DataPlane>> planes = ConnectUcxPlanes(2);
@@ -93,8 +91,8 @@ TEST_F(UcxPlanes, WaitingTakesNoProcessorTime) {
 }
 
 // A rank that gave up may reuse its blocks: nothing is written to them, although the peer sends
-// what was
-// expected. Blocks that this rank could not send, because the peer took none, do not delay its end.
+// what was expected. Blocks that this rank could not send, because the peer took none, do not delay
+// its end.
 TEST_F(UcxPlanes, BlocksAreTheCallersAfterAFailure) {
   constexpr size_t kBytes = 16 << 20;
   std::vector<std::unique_ptr<DataPlane>> planes = ConnectUcxPlanes(2);

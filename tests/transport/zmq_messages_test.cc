@@ -1,6 +1,5 @@
 // ZmqMessagePlane beyond the contract: strangers, members that break the protocol, processes that
-// are
-// killed or stopped.
+// are killed or stopped.
 #include <arpa/inet.h>
 #include <gtest/gtest.h>
 #include <poll.h>
@@ -372,8 +371,7 @@ TEST_F(ZmqMessages, RandomFramesOfMembersEndOnlyTheirOwnConnections) {
 }
 
 // A peer in its own process. It answers messages, and as a worker sends without end. To a peer that
-// it
-// lost and found again it sends the reason of the loss.
+// it lost and found again it sends the reason of the loss.
 class Process {
  public:
   explicit Process(const ZmqOptions& options, rlim_t descriptors = 0) : pid_(fork()) {

@@ -1,6 +1,5 @@
 // A server restored from its journal has the bits of one that never stopped, wherever the journal
-// is
-// cut; damage and other runs are errors.
+// is cut; damage and other runs are errors.
 #include "schedule/store_host/journal.h"
 
 #include <gtest/gtest.h>
@@ -343,8 +342,7 @@ class Traffic {
 };
 
 // The server is killed while it writes any record, also repeatedly, and comes back each time. In
-// the
-// end it has the state, to the last bit, and has given the answers of a server without kills.
+// the end it has the state, to the last bit, and has given the answers of a server without kills.
 TEST(JournalTest, AServerComesBackFromACutAtAnyByteToTheBit) {
   std::random_device device;
   const uint64_t seed = device();
@@ -396,8 +394,7 @@ TEST(JournalTest, AServerComesBackFromACutAtAnyByteToTheBit) {
         ASSERT_TRUE(body == whole.values.at(request)) << request.first << " " << request.second;
       }
       // Messages that were taken are repeated, and none is applied twice. Pulls are left out, since
-      // they begin
-      // a new gradient.
+      // they begin a new gradient.
       for (StoreRecord input : inputs) {
         StoreHead head = StoreHead::Parse(input.head).value_or(StoreHead{.kind = Kind::kPull});
         if (input.worker == 2 || head.kind == Kind::kPull) continue;

@@ -1,6 +1,5 @@
 // Row-sparse values: their messages and sums as pure logic, and workers and servers that push and
-// pull
-// rows.
+// pull rows.
 #include "schedule/store/rows.h"
 
 #include <gtest/gtest.h>
@@ -114,8 +113,7 @@ TEST(RowsTest, SlicesHoldWholeRows) {
 }
 
 // With every optimizer, touched rows get the bits that the optimizer gives them alone. Other rows
-// and
-// their slots do not change.
+// and their slots do not change.
 TEST(RowsTest, AnUpdateLeavesOtherRowsAndTheirSlots) {
   const size_t rows = 20, width = 6;
   for (const char* const text :
@@ -257,10 +255,8 @@ void CheckBigRowSparseKeys(Table table, int workers, int repeats) {
 }
 
 // MXNet's published checks of row_sparse for dist_sync (tests/nightly/dist_sync_kvstore.py), with
-// its
-// optimizer that adds rate 2 times the sum; all values are exact. Big tables have a tenth of
-// MXNet's
-// elements here, and all of them in test_row_sparse.py.
+// its optimizer that adds rate 2 times the sum; all values are exact. Big tables have a tenth of
+// MXNet's elements here, and all of them in test_row_sparse.py.
 TEST(StoreRowsTest, HoldsMxnetsChecksOfRowSparse) {
   for (const int workers : {2, 4, 7}) {
     for (const int servers : {1, 2, 3}) {
@@ -286,8 +282,7 @@ TEST(StoreRowsTest, HoldsMxnetsChecksOfRowSparse) {
 }
 
 // A table's rows have the bits of a dense value. Without an optimizer a pull is the sum of the
-// step's
-// pushes in rank order, or zero for rows without a push. Rows named twice are summed.
+// step's pushes in rank order, or zero for rows without a push. Rows named twice are summed.
 TEST(StoreRowsTest, SumsHaveTheBitsOfDenseOnes) {
   const size_t rows = 700, width = 33;
   for (const int workers : {2, 3}) {
@@ -391,8 +386,7 @@ TEST(StoreRowsTest, RowsAreAppliedOnceInAsyncAndSsp) {
 }
 
 // The rows pulled may differ from those pushed. The result is that of a push followed by a pull,
-// with one
-// head less per slice.
+// with one head less per slice.
 TEST(StoreRowsTest, APushAndAPullAreOneMessage) {
   const size_t rows = 3000, width = 40;
   for (const char* const mode : {"sync", "async", "ssp:staleness=2"}) {

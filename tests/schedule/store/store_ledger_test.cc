@@ -1,6 +1,5 @@
 // The order of the store, without threads and sockets: when a push is applied and a pull answered,
-// in
-// every mode, and which worker gets which samples.
+// in every mode, and which worker gets which samples.
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -112,10 +111,9 @@ TEST(LedgerTest, SspRefusesASecondPushWithoutAPull) {
 }
 
 // Workers compute, push, and pull once their push is applied, each at its own speed. Some are
-// killed or
-// leave, and some join, under new numbers or former ones. In every schedule a gradient is at most
-// staleness * workers updates old when it is applied, all pushes of workers that are not killed are
-// applied, and nothing waits forever.
+// killed or leave, and some join, under new numbers or former ones. In every schedule a gradient is
+// at most staleness * workers updates old when it is applied, all pushes of workers that are not
+// killed are applied, and nothing waits forever.
 TEST(LedgerTest, NoSspScheduleMakesAGradientTooOldOrStandsStill) {
   struct Worker {
     enum { kAway, kComes, kComputes, kWaits, kLeaves } state = kComputes;
@@ -394,10 +392,8 @@ TEST_F(QuorumTest, APushNeedsAPullSinceTheLastOne) {
 
 // Workers of any speed push and pull. Some are lost, leave or join; the grace ends at any time; the
 // ledger is saved and restored in between. In every schedule an applied round has a quorum, unless
-// no
-// worker computes. It has all pushes that came since the last round, so every push of a worker that
-// is
-// not lost is applied once. Only workers whose push is of the current round wait.
+// no worker computes. It has all pushes that came since the last round, so every push of a worker
+// that is not lost is applied once. Only workers whose push is of the current round wait.
 TEST(LedgerTest, NoScheduleOfRoundsLosesAPushOrStandsStill) {
   struct Worker {
     enum { kAway, kComes, kComputes, kWaits } state = kComputes;

@@ -1,6 +1,5 @@
 // Members of the store that are slow, lost, killed or late, or that come back, and the work that
-// they
-// share.
+// they share.
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/wait.h>
@@ -111,8 +110,7 @@ TEST(StoreTest, NobodySavesWithoutTheWorkerThatWritesTheValues) {
 }
 
 // Workers that were killed and started again, and workers with new numbers, join while the others
-// push
-// without a pause. They set up as at the start, and get the current values.
+// push without a pause. They set up as at the start, and get the current values.
 TEST(StoreTest, WorkersJoinARunningStoreInAsyncAndSsp) {
   for (const char* const mode : {"async", "ssp:staleness=1"}) {
     for (const char* const codec : {"fp32", "int8"}) {
@@ -200,8 +198,7 @@ TEST(StoreTest, WorkersJoinARunningStoreInAsyncAndSsp) {
 }
 
 // Checks the servers' trace: no applied gradient is older than staleness * workers updates, counted
-// from
-// the pull that it was computed from.
+// from the pull that it was computed from.
 struct AgeChecker {
   struct Pulled {
     uint64_t version = 0, workers = 0;

@@ -52,8 +52,7 @@ class DyingPlane final : public MessagePlane {
 };
 
 // Serves, and comes back after each of `kills`, which count events. Calls `away` while the server
-// is
-// gone.
+// is gone.
 absl::Status ServeAndDie(
     StoreRanks& store, int server, const JournalSpec& spec, std::vector<uint64_t> kills,
     const std::function<void()>& away = [] {}) {
@@ -198,8 +197,7 @@ TEST(StoreRestartTest, NothingIsLostOrAppliedTwiceInAsync) {
 }
 
 // Each push is in one round, although the server is killed while rounds wait for a quorum or a
-// grace.
-// All gradients are 1, so the mean of a round is 1.
+// grace. All gradients are 1, so the mean of a round is 1.
 TEST(StoreRestartTest, NothingIsLostOrAppliedTwiceWithAQuorum) {
   StoreRanks store{.workers = 3, .mode = "sync:quorum=2,grace=0.02"};
   const OwnFolder folder;

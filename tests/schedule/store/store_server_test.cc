@@ -14,8 +14,7 @@ namespace thinwire {
 namespace {
 
 // A server under fuzzed messages: those of two workers, with heads, bodies and texts that are
-// changed,
-// cut, repeated or invented.
+// changed, cut, repeated or invented.
 class FuzzedServer {
  public:
   explicit FuzzedServer(uint64_t seed)
@@ -133,10 +132,8 @@ class FuzzedServer {
 };
 
 // Worker 2 joins while the others make a call without it, and makes the next call before that
-// returns.
-// The end of the first call must not resume worker 2: it pushes nothing, and the workers that it
-// waits
-// for would wait for it.
+// returns. The end of the first call must not resume worker 2: it pushes nothing, and the workers
+// that it waits for would wait for it.
 TEST(StoreServerTest, NobodyWaitsForAJoinerInALaterCallWhenTheFirstOneReturns) {
   using Kind = StoreHead::Kind;
   std::map<std::pair<int, uint64_t>, int> values;  // by worker and request

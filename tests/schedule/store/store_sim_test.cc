@@ -57,8 +57,7 @@ TEST(StoreSimulator, WorkersShareTheRateOfAServer) {
     setting.steps = 1;  // all workers begin together
     EXPECT_NEAR(StepOf(setting), 2 * (workers * message_s + kLatency), 1e-9);
     // In later steps each worker begins when it has its answer, while the others wait for theirs:
-    // only the
-    // way up is shared by all at once.
+    // only the way up is shared by all at once.
     setting.steps = 9;
     setting.warmup = 1;
     EXPECT_NEAR(StepOf(setting), (workers + 1) * message_s + 2 * kLatency, 1e-9);
@@ -69,8 +68,7 @@ TEST(StoreSimulator, WorkersShareTheRateOfAServer) {
   setting.steps = 1;
   EXPECT_NEAR(StepOf(setting), 2 * (3 * message_s + kLatency), message_s);
   // A server as fast as its workers together takes their messages at the pace of one worker; its
-  // answers
-  // leave one after another.
+  // answers leave one after another.
   setting = Exchange({4096}, 4, 1);
   setting.server_bytes_per_s = 4 * kRate;
   setting.warmup = 0;
@@ -103,11 +101,9 @@ TEST(StoreSimulator, ALinkThatIsFastEnoughCostsNothing) {
 }
 
 // The first layer is small and the others are large. In fifo its values come after all others, so
-// the
-// forward pass begins once the link has carried everything since the first gradient. Under P3 they
-// come at once, and only the last layer's forward pass is left when the link has carried
-// everything.
-// In addition a slice waits for windows of other slices: a few hundredths here.
+// the forward pass begins once the link has carried everything since the first gradient. Under P3
+// they come at once, and only the last layer's forward pass is left when the link has carried
+// everything. In addition a slice waits for windows of other slices: a few hundredths here.
 TEST(StoreSimulator, P3HidesTheForwardPassOfTheEarlyLayers) {
   StoreSetting setting = Exchange({4096, 4 << 20, 4 << 20}, 2, 2);
   setting.codec = Codec("int4");
@@ -162,8 +158,7 @@ TEST(StoreSimulator, NoOrderIsBetterThanTheBound) {
 }
 
 // Four workers and a key that takes no time: only the ledger makes them wait. All of a step is
-// computed
-// between two exchanges.
+// computed between two exchanges.
 StoreSetting Stragglers(const char* mode, int steps) {
   StoreSetting setting = Exchange({16}, 4, 1);
   setting.profile.units[0].backward_s = 0.04;

@@ -16,9 +16,8 @@ namespace thinwire {
 namespace {
 
 // MXNet's published checks for dist_sync (tests/nightly/dist_sync_kvstore.py, check_default_keys):
-// ones
-// times rank + 1, pushed n times to an optimizer that adds rate times the sum, give exactly
-// 1 + (workers + 1) * workers * rate / 2 * n. The values are small integers, so nothing is rounded.
+// ones times rank + 1, pushed n times to an optimizer that adds rate times the sum, give exactly 1
+// + (workers + 1) * workers * rate / 2 * n. The values are small integers, so nothing is rounded.
 TEST(StoreTest, HoldsMxnetsChecksOfDistSync) {
   for (const int workers : {2, 4, 7}) {
     for (const int servers : {1, 2, 3}) {
@@ -188,8 +187,7 @@ TEST(StoreTest, ManyInt4StepsInAnyOrderHaveOneDigest) {
 }
 
 // Up, a push is its encoded elements. Down, a pull is one encoded difference: always in sync, on
-// average
-// in async, where a worker takes all differences published since its last pull.
+// average in async, where a worker takes all differences published since its last pull.
 TEST(StoreTest, BytesOfInt4EachWayAreTheFormula) {
   for (const char* const mode : {"sync", "async", "ssp:staleness=2"}) {
     StoreRanks store{.workers = 2, .servers = 2, .mode = mode, .codec = "int4"};
@@ -291,8 +289,7 @@ TEST(StoreTest, ASlowWorkerStopsNobodyInAsyncAndTheBoundHoldsInSsp) {
 }
 
 // If a pull were answered while its worker is in a barrier, the others would wait for a push that
-// does
-// not come.
+// does not come.
 TEST(StoreTest, ABarrierWithPullsUnderWayStopsNobodyInSsp) {
   StoreRanks store{.workers = 2, .mode = "ssp:staleness=1"};
   store.Run([&](std::unique_ptr<StoreWorker>& kv) {
@@ -358,8 +355,7 @@ TEST(StoreTest, WorkersThatDisagreeAreToldBothSides) {
 }
 
 // Servers keep a worker's pushes until all workers have pushed, so a push waits if its worker is
-// too far
-// ahead.
+// too far ahead.
 TEST(StoreTest, APushWaitsForOthersThatAreTooFarBehind) {
   for (const size_t width : {0, 4}) {
     StoreRanks store{.workers = 2, .servers = 2};

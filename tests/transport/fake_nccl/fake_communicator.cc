@@ -135,8 +135,7 @@ bool Holds(const FakeGroup& group, FakeKind kind) {
 }
 
 // NCCL runs a group's collectives first, the largest before the others, and then its messages. If
-// ranks
-// group them differently, one may wait for another forever, unless all of them are messages.
+// ranks group them differently, one may wait for another forever, unless all of them are messages.
 bool IsOneOrder(const FakeGroup& group) {
   return group.after.empty() || (group.after.size() == 1 && !Holds(group, FakeKind::kMessage));
 }

@@ -1,6 +1,5 @@
 // Communicators of the fake NCCL: how each is created and makes progress, and how its groups of
-// calls
-// become kernels.
+// calls become kernels.
 #ifndef THINWIRE_TESTS_TRANSPORT_FAKE_NCCL_FAKE_COMMUNICATOR_H_
 #define THINWIRE_TESTS_TRANSPORT_FAKE_NCCL_FAKE_COMMUNICATOR_H_
 

@@ -250,8 +250,7 @@ THINWIRE_FAKE NcclResult ncclAllGather(const void* send, void* recv, size_t coun
 namespace {
 
 // Every rank sends each peer the elements which that peer adds up: the peer's part of `send`, or
-// all of
-// it if `apart` is 0.
+// all of it if `apart` is 0.
 NcclResult Reduce(const void* send, void* recv, size_t count, int type, int op, size_t apart,
                   NcclHandle handle, NcclStream stream) {
   const size_t bytes = count * FakeSizeOf(type);

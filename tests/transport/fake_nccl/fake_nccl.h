@@ -5,8 +5,8 @@
 // non-blocking communicator each ncclGroupEnd returns «in progress», and a thread of the library
 // launches the kernel (src/group.cc). A kernel occupies as many CTAs of its device as its
 // communicator's configuration allows, and waits until they are free. ncclCommAbort ends the
-// communicator's own kernels, and then waits for the whole device.
-// communicator's own kernels, and then waits for the whole device.
+// communicator's own kernels, and then waits for the whole device. communicator's own kernels, and
+// then waits for the whole device.
 #ifndef THINWIRE_TESTS_TRANSPORT_FAKE_NCCL_FAKE_NCCL_H_
 #define THINWIRE_TESTS_TRANSPORT_FAKE_NCCL_FAKE_NCCL_H_
 
@@ -38,8 +38,7 @@ struct FakeNccl {
   std::atomic<int> registers_nothing{0};     // 1: like NCCL_LOCAL_REGISTER=0
 
   // A clock that only its users advance: a query of a communicator's state takes 1 µs, and a thread
-  // that
-  // sleeps adds the time of the sleep.
+  // that sleeps adds the time of the sleep.
   std::atomic<int> now_us{0};
 
   // Counts of events.
@@ -53,8 +52,7 @@ struct FakeNccl {
   // Those of `groups` that moved only blocks in registered memory.
   std::atomic<int> registered_groups{0};
   // Pieces of memory, and registrations: those ended one by one, and those ended by an abort of
-  // their
-  // communicator.
+  // their communicator.
   std::atomic<int> allocated{0}, freed{0};
   std::atomic<int> registered{0}, deregistered{0}, ended_by_abort{0};
 };

@@ -2,8 +2,7 @@
 //
 // As in NCCL, groups of sends and receives are matched by the order in which each pair of ranks has
 // issued them. They are work on a stream, which ends with the group or by an abort. Blocks whose
-// sizes
-// or kinds differ never match.
+// sizes or kinds differ never match.
 #ifndef THINWIRE_TESTS_TRANSPORT_FAKE_NCCL_FAKE_WORLD_H_
 #define THINWIRE_TESTS_TRANSPORT_FAKE_NCCL_FAKE_WORLD_H_
 
@@ -80,8 +79,7 @@ class FakeWorld {
   }
 
   // Splits this world by the ranks' colors. Waits for all ranks; the world is null for a negative
-  // color.
-  // All ranks must call it in the same order.
+  // color. All ranks must call it in the same order.
   struct Part {
     std::shared_ptr<FakeWorld> world;
     int rank = 0, size = 0;
