@@ -264,7 +264,7 @@ TEST(CApi, ACallersReasonReachesEveryRank) {
   });
 }
 
-// Ranks as threads of this process, with momentum, several codecs and several steps.
+// Ranks as threads of this process, with momentum, several codecs and a step that is set.
 TEST(CApi, ALocalGroupOwnsMomentum) {
   OnThreads(3, [](int rank) {
     tw_options options = LocalOptions(rank, 3, "momentum");

@@ -1,4 +1,4 @@
-// Selects the tensors that are exchanged at once, raw or encoded, and those that go in chunks.
+// Tests which tensors are exchanged at once, raw or encoded, and which go in chunks.
 #include <gtest/gtest.h>
 
 #include "schedule/collective/algorithm.h"
