@@ -1,4 +1,4 @@
-// How many descriptors and threads this process holds, for tests that let things come and go.
+// Counts the descriptors and threads of this process, for tests that create and destroy things.
 #ifndef THINWIRE_TESTS_LEAKS_H_
 #define THINWIRE_TESTS_LEAKS_H_
 
@@ -16,8 +16,8 @@ struct Held {
 
   static Held Now() { return {Entries("/proc/self/fd"), Entries("/proc/self/task")}; }
 
-  // The count as soon as it is no more than `before`, or after 20 s: the kernel lists a thread for
-  // a moment after its join has returned.
+  // Returns the count as soon as it is no more than `before`, or after 20 s: the kernel still lists
+  // a thread for a moment after its join has returned.
   static Held Settled(const Held& before) {
     Held held = Now();
     for (int wait = 0; wait < 2000 && !(held <= before); ++wait) {

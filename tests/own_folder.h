@@ -1,4 +1,4 @@
-// A folder of one test, which no other process has, and which is gone with the object.
+// A folder for one test, which no other process uses, and which is removed with the object.
 #ifndef THINWIRE_TESTS_OWN_FOLDER_H_
 #define THINWIRE_TESTS_OWN_FOLDER_H_
 

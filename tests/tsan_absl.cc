@@ -1,7 +1,7 @@
-// In builds with the thread sanitizer: tells it about absl::Mutex and absl::CondVar, because
-// Debian's libabsl_synchronization is not built with it. The linker sends our calls here (--wrap,
-// in tests/CMakeLists.txt). An awaited absl::Condition is polled, so that it runs on the thread
-// that waits, where the sanitizer sees it hold the lock.
+// Tells the thread sanitizer about absl::Mutex and absl::CondVar, since Debian's
+// libabsl_synchronization is not built with it. The linker redirects our calls to this file
+// (--wrap, in tests/CMakeLists.txt). A wait for an absl::Condition polls, so that the condition
+// runs on the waiting thread, where the sanitizer sees that it holds the lock.
 #include <sanitizer/tsan_interface.h>
 
 #include <algorithm>
@@ -11,10 +11,10 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 
-// Visible, because Abseil's shared libraries refer to the same names.
+// Visible, because Abseil's shared libraries use the same names.
 #pragma GCC visibility push(default)
 
-// The linker's name of a member: TSAN_ABSL is the mangled prefix of Abseil's inline namespace.
+// The linker's name of a member. TSAN_ABSL is the mangled prefix of Abseil's inline namespace.
 #define REAL(member) asm("__real_" TSAN_ABSL member)
 #define WRAP(member) asm("__wrap_" TSAN_ABSL member)
 
@@ -72,7 +72,7 @@ bool WaitWithDeadline(CondVar* changed, Mutex* mu, Time deadline) {
 bool AwaitWithDeadline(Mutex* mu, const Condition& condition, Time deadline)
     WRAP("5Mutex17AwaitWithDeadlineERKNS0_9ConditionENS0_4TimeE");
 bool AwaitWithDeadline(Mutex* mu, const Condition& condition, Time deadline) {
-  // Rarer and rarer, since dozens of idle threads would take the cores from those with work.
+  // Pauses grow, since dozens of idle threads would otherwise take the cores from busy ones.
   std::chrono::microseconds pause(50);
   while (!condition.Eval()) {
     if (absl::Now() >= deadline) return false;

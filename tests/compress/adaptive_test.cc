@@ -1,4 +1,4 @@
-// adaptive's own rules: heads, widths that use the budget, and what is malformed.
+// adaptive's own rules: heads, widths that use up the budget, and malformed shards.
 #include "compress/codecs/adaptive.h"
 
 #include <gtest/gtest.h>
@@ -36,7 +36,7 @@ std::vector<float> Decode(const CodecSpec& spec, const std::vector<uint8_t>& wir
   return values;
 }
 
-// The widths of a shard's blocks, as a walk over its wire gives them.
+// Returns the widths of a shard's blocks, read from its wire bytes.
 std::vector<int> WidthsOf(const CodecSpec& spec, const std::vector<uint8_t>& wire, size_t numel,
                           Walk* walk) {
   const Shard shard(spec, numel);
@@ -81,7 +81,7 @@ TEST(Adaptive, WidthsUseTheBudgetAndNoMore) {
   }
 }
 
-// Equal heads, and a budget between two widths: the first blocks get what is left.
+// With equal heads and a budget between two widths, the first blocks get the bits left over.
 TEST(Adaptive, WhatIsLeftGoesToTheFirstBlocks) {
   const CodecSpec spec = Spec("adaptive:bits=1.5");
   const std::vector<uint8_t> wire = Encode(spec, std::vector<float>(5 * kTransform, 1.0f));
@@ -91,7 +91,7 @@ TEST(Adaptive, WhatIsLeftGoesToTheFirstBlocks) {
   EXPECT_EQ(walk.raised, 3u);
 }
 
-// Twice the size is a bit more.
+// A block of twice the size gets one more bit.
 TEST(Adaptive, ABitForEachFactorOfTwo) {
   std::vector<float> values;
   for (const float size : {16.0f, 8.0f, 4.0f, 2.0f, 1.0f}) {
@@ -111,7 +111,7 @@ TEST(Adaptive, ErrorIsThatOfTheLevels) {
   std::normal_distribution<float> normal(0.0f, 1e-3f);
   std::vector<float> values(size_t{1} << 18);
   for (float& value : values) value = normal(random);
-  // The least error of so many levels: Max, 1960, table I.
+  // The least error of a quantiser with that many levels: Max, 1960, table I.
   const std::pair<const char*, double> cases[] = {
       {"adaptive:bits=1", 0.3634},   {"adaptive:bits=2", 0.1175},   {"adaptive:bits=3", 0.03454},
       {"adaptive:bits=4", 0.009497}, {"adaptive:bits=5", 0.002499}, {"adaptive:bits=6", 0.00064}};
@@ -150,7 +150,7 @@ TEST(Adaptive, TinyHugeZeroAndNonFiniteBlocks) {
     float all;     // every element but one
     float one;     // element 9
     int head;      // -1: a plain block
-    bool decoded;  // to something finite
+    bool decoded;  // decodes to finite values
   };
   const Case cases[] = {{0.0f, 0.0f, 0, true},
                         {-0.0f, -0.0f, 0, true},
@@ -160,9 +160,9 @@ TEST(Adaptive, TinyHugeZeroAndNonFiniteBlocks) {
                         {0x1.fep-101f, 0x1.fep-101f, 0, true},
                         {1.0f, 1.0f, 0x3f80, true},
                         {-3.0f, -3.0f, 0x4040, true},
-                        {0x1p70f, -0x1p70f, -1, true},  // squares leave fp32
+                        {0x1p70f, -0x1p70f, -1, true},  // squares overflow fp32
                         {0x1p-70f, -0x1p-70f, -1, true},
-                        {0.0f, 0x1p119f, -1, true},  // a root of 2^115
+                        {0.0f, 0x1p119f, -1, true},  // the root mean square is 2^115
                         {0x1.fep115f, 0x1.fep115f, -1, true},
                         {0x1p116f, 0x1p116f, kNanScale, false},
                         {0x1p127f, 0x1p127f, kNanScale, false},
@@ -200,8 +200,8 @@ TEST(Adaptive, TinyHugeZeroAndNonFiniteBlocks) {
   }
 }
 
-// A malformed shard never makes a decoder leave its bytes: the address sanitizer looks, and so does
-// what stands behind.
+// A decoder that is given malformed bytes stays within its buffers: the address sanitizer checks
+// that. Both backends decode them to the same values.
 TEST(Adaptive, AnyBytesDecodeWithinTheirBounds) {
   std::mt19937_64 random(kSeed);
   for (const char* text : {"adaptive", "adaptive:bits=0.5", "adaptive:bits=2,floor=2"}) {
@@ -242,7 +242,7 @@ TEST(Adaptive, MalformedShardsAreRefused) {
   EXPECT_NE(status.message().find("add up to 0 bytes"), absl::string_view::npos) << status;
 }
 
-// Lloyd's condition: each level is the mean of what is nearest to it, to the rounding of both.
+// Lloyd's condition: each level is the mean of the values nearest to it, up to rounding.
 TEST(Adaptive, LevelsAreThoseOfAGaussian) {
   const auto density = [](double x) { return std::exp(-x * x / 2) / std::sqrt(2 * M_PI); };
   const auto above = [](double x) { return std::erfc(x / std::sqrt(2.0)) / 2; };

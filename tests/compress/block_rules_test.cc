@@ -1,4 +1,4 @@
-// The rules of FORMAT.md for blocks, scales and half floats, by themselves.
+// FORMAT.md's rules for blocks, scales and half floats, each tested alone.
 #include <gtest/gtest.h>
 
 #include <bit>
@@ -24,7 +24,7 @@ using CompilersHalf = __fp16;
 using CompilersHalf = _Float16;
 #endif
 
-// Against the compiler's own conversion, on ties and neighbours of every half.
+// Compares with the compiler's own conversion, on every half, its neighbours and the ties.
 TEST(HalfFloat, RoundsLikeTheHardwareType) {
   for (uint32_t half = 0; half < 0x7c00; ++half) {
     const float value = FromF16(static_cast<uint16_t>(half));
@@ -54,8 +54,8 @@ TEST(ErrorFeedbackRule, DecodedPlusResidualIsTheInput) {
   }
 }
 
-// MXNet's rule of type 2bit, as its kernel states it: residual += gradient; where that is the
-// threshold or more, the threshold is sent and taken away; likewise below; else 0 is sent.
+// MXNet's rule of type 2bit, as in its kernel: residual += gradient; if that reaches the threshold,
+// the threshold is sent and subtracted; likewise for the negative one; otherwise 0 is sent.
 TEST(TernaryRule, IsMxnetsOfTwoBits) {
   constexpr size_t kNumel = 5003;
   for (const char* text : {"ternary", "ternary:threshold=0.1", "ternary:threshold=3"}) {
@@ -68,7 +68,7 @@ TEST(TernaryRule, IsMxnetsOfTwoBits) {
       size_t sent = 0;
       for (int step = 0; step < 20; ++step) {
         for (float& value : g) {
-          // Every third or so is a multiple of a fifth of the threshold, so that sums meet it.
+          // About a third are multiples of a fifth of the threshold, so that sums hit it.
           value =
               random() % 3 == 0 ? t / 5 * static_cast<float>(random() % 11) - t : normal(random);
         }
@@ -96,7 +96,8 @@ TEST(TernaryRule, IsMxnetsOfTwoBits) {
   }
 }
 
-// An element that is not finite is NaN on every rank, alone, and leaves nothing to the next step.
+// Each element that is not finite becomes NaN on every rank, without affecting other elements or
+// the next step.
 TEST(TernaryRule, AnElementThatIsNotFiniteIsNanAndKeepsItsResidual) {
   const float inf = std::numeric_limits<float>::infinity(), most = 3.4028235e38f;
   const CodecSpec spec = Spec("ternary");
@@ -104,7 +105,7 @@ TEST(TernaryRule, AnElementThatIsNotFiniteIsNanAndKeepsItsResidual) {
     for (const float special : {inf, -inf, std::nanf(""), most, -most}) {
       std::vector<float> g(103), r(103, 0.25f), d(103);
       for (const size_t i : {3, 64, 101}) g[i] = special;
-      r[64] = special == most ? most : r[64];  // the sum alone is infinite
+      r[64] = special == most ? most : r[64];  // only the sum is infinite
       std::vector<uint8_t> wire(EncodedBytes(spec, 103));
       const std::vector<float> before = r;
       backend->Encode(spec, {g.data(), 103}, r.data(), wire.data());
@@ -129,8 +130,8 @@ TEST(BlockRules, TinyZeroAndNonFiniteBlocks) {
     for (const float special : {0.0f, 1e-38f, 7e-31f, inf, -inf, nan, 0x1p127f}) {
       std::vector<float> g(256, 0.0f), r(256, 1e-33f), d(256);
       const bool tiny = special < 1e-30f && special > -1e-30f;
-      // onebit and the transform judge a block by all its elements, so all are special there; but
-      // the transform would make a larger value of many tiny ones.
+      // onebit and the transform judge a block by all its elements, so all of them are special
+      // there. The exception is tiny values, of which the transform would make a larger one.
       const bool all = spec.traits().qmax == 1 || (spec.hadamard && !tiny);
       if (all) std::fill(g.begin(), g.end(), special);
       g[9] = special;
@@ -146,7 +147,7 @@ TEST(BlockRules, TinyZeroAndNonFiniteBlocks) {
   }
 }
 
-// m / qmax one ulp above a bf16 value: the scale is the next one up. Random data never gets there.
+// Values of m / qmax one ulp above a bf16 value take the next scale up. Random data never has them.
 TEST(BlockRules, ScalesAreRoundedUpByTheLastBit) {
   for (const char* text : {"int8", "int4"}) {
     const CodecSpec spec = Spec(text);
@@ -171,14 +172,14 @@ TEST(BlockRules, ScalesAreRoundedUpByTheLastBit) {
   }
 }
 
-// The order itself, so that both implementations can't change it together: beside 257 in lane 0 two
-// summands count where they meet each other before they meet it.
+// Fixes the order itself, so that the two implementations can't change it together: two small
+// summands change the scale only if they are added to each other before the 257 in lane 0.
 TEST(BlockRules, OneBitsLanesAreFoldedByHalves) {
-  const std::tuple<size_t, size_t, int> cases[] = {{1, 33, 0x3f81},  // one lane
-                                                   {1, 17, 0x3f81},  // meet when 16 are folded
+  const std::tuple<size_t, size_t, int> cases[] = {{1, 33, 0x3f81},  // both in one lane
+                                                   {1, 17, 0x3f81},  // when 16 are folded
                                                    {1, 9, 0x3f81},  {1, 5, 0x3f81},
-                                                   {1, 3, 0x3f81},  // when 2 are
-                                                   {1, 2, 0x3f80},  // 2 meets 257 first
+                                                   {1, 3, 0x3f81},  // when 2 are folded
+                                                   {1, 2, 0x3f80},  // 2 is added to 257 first
                                                    {2, 4, 0x3f80},  {8, 16, 0x3f80}};
   for (const auto& [first, second, scale] : cases) {
     std::vector<float> g(256);

@@ -108,7 +108,7 @@ TEST_P(CodecInfoTest, EveryParameterIsInTheFormat) {
   }
 }
 
-// The second hop's default is a codec that has one, or the codec itself.
+// The default codec of the second hop is one that has a second hop, or the codec itself.
 TEST_P(CodecInfoTest, TheDefaultSecondHopIsASecondHop) {
   const CodecPair pair = *CodecPair::Parse(name_);
   if (traits_.entries()) {
@@ -130,9 +130,9 @@ TEST(CodecInfo, MomentumNeedsAreThoseOfTheMethods) {
   EXPECT_EQ(need("topk:density=0.0099"), MomentumNeed::kAdvised);
 }
 
-// A fused reduction is compared with one that takes one rank after the other.
+// The fused reductions are compared with the reference, which takes one rank after the other.
 TEST(CodecInfo, TheReferenceHasNoFusedLoops) {
-  // ternary's sums are mostly a server's, which adds one worker's push after the other.
+  // Mostly a server computes ternary's sums, adding one worker's push after the other.
   const std::set<std::string_view> unfused = {"topk", "adaptive", "ternary"};
   for (const CodecTraits& traits : kCodecs) {
     EXPECT_EQ(InfoOf(traits.id).scalar.reduce, nullptr) << traits.name;

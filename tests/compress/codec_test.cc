@@ -18,7 +18,7 @@
 namespace thinwire {
 namespace {
 
-// Memory that begins `skew` bytes behind an aligned address.
+// Memory that begins `skew` bytes after an aligned address.
 class Skewed {
  public:
   Skewed(size_t bytes, size_t skew) : memory_(bytes + 128), skew_(skew) {}
@@ -32,7 +32,7 @@ class Skewed {
   size_t skew_;
 };
 
-// To any alignment.
+// Copies to an address of any alignment.
 void Copy(const std::vector<float>& from, uint8_t* to) {
   const auto* bytes = reinterpret_cast<const uint8_t*>(from.data());
   std::copy(bytes, bytes + from.size() * sizeof(float), to);
@@ -58,7 +58,7 @@ void CheckEncode(const CodecSpec& spec, size_t numel, DType dtype, bool feedback
   const Draws draws{kSeed, numel, spec.block * (numel % 3)};
   const size_t bytes = EncodedBytes(spec, numel);
   Skewed fast(bytes, skew), slow(bytes, skew);
-  std::memset(fast.data(), 0xAA, bytes);  // padding must be written, too
+  std::memset(fast.data(), 0xAA, bytes);  // padding must be written as well
   CpuBackend().Encode(spec, view, feedback ? r1.floats() : nullptr, fast.data(), draws);
   ScalarBackend().Encode(spec, view, feedback ? r2.floats() : nullptr, slow.data(), draws);
   ASSERT_TRUE(CheckWire(spec, {slow.data(), bytes}, numel).ok()) << what;
@@ -111,7 +111,7 @@ TEST_P(TargetTest, DTypesBlocksAndAlignments) {
                            "adaptive:bits=1.0625,floor=1",
                            "adaptive:floor=2,seed=3",
                            "ternary:threshold=0.01"}) {
-    ++number;  // the next codec's thirds are others
+    ++number;  // so that IsTried picks other combinations for each codec
     for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
       for (const size_t numel :
            {1, 3, 127, 128, 129, 255, 256, 257, 1000, 4096, 4097, 10007, 65536}) {
@@ -125,8 +125,8 @@ TEST_P(TargetTest, DTypesBlocksAndAlignments) {
   }
 }
 
-// qmax times a scale may come out as more than qmax, by an error of rounding: one draw in 65536
-// then makes int8's sum 128, for some scales.
+// Rounding may make qmax times a scale exceed qmax. For some scales one draw in 65536 would then
+// make int8's sum 128.
 TEST_P(TargetTest, StochasticCodesOfTheLargestElementsStayInRange) {
   constexpr size_t kNumel = 8192;
   for (const char* text : {"int8:rounding=stochastic", "int4:rounding=stochastic"}) {
@@ -147,7 +147,7 @@ TEST_P(TargetTest, StochasticCodesOfTheLargestElementsStayInRange) {
   }
 }
 
-// Values decoded to an address between vectors' boundaries go through the caches at any size.
+// Values decoded to an address inside a vector are written through the caches, at any size.
 TEST_P(TargetTest, LargeTensorsDecodePastTheCaches) {
   constexpr size_t kNumel = (size_t{32} << 20) / sizeof(float) + 300;
   const std::vector<float> some = Values(1 << 14, kSeed);
@@ -164,8 +164,8 @@ TEST_P(TargetTest, LargeTensorsDecodePastTheCaches) {
   }
 }
 
-// Many random blocks of a kind that random data otherwise misses: a maximum within an ulp or two of
-// where rounding the scale up matters, beside values that sit on rounding ties.
+// Many random blocks of a kind that random data rarely contains: a maximum within an ulp or two of
+// where rounding the scale up matters, beside values that lie on rounding ties.
 TEST_P(TargetTest, DirectedBlocks) {
   std::mt19937_64 random(kSeed);
   for (const char* text : {"int8", "int4"}) {
@@ -194,8 +194,8 @@ TEST_P(TargetTest, DirectedBlocks) {
   }
 }
 
-// The mean of 257 and nothing lies half-way between two bf16 values. Single summands of 2^-16 are
-// lost beside 257 and pairs are not, so the order of the sum decides. Random data never gets there.
+// The mean of 257 and zeros lies half-way between two bf16 values. Single summands of 2^-16 are
+// lost beside 257 and pairs are not, so the order of the sum decides. Random data never does this.
 TEST_P(TargetTest, TheOrderOfOneBitsSum) {
   std::mt19937_64 random(kSeed);
   const CodecSpec spec = Spec("onebit");

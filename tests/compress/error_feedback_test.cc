@@ -28,7 +28,7 @@ TEST(ErrorFeedback, SameLayoutIsALookUp) {
   EXPECT_EQ((*feedback.Bind("bucket", layout))->residual, values);
 }
 
-// Such as topk's thresholds: another bucket of the same parameters has other chunks.
+// Carried values, such as topk's thresholds, start at zero in another bucket: its chunks differ.
 TEST(ErrorFeedback, WhatIsCarriedStaysWithTheLayout) {
   ErrorFeedback feedback;
   auto layout = Layout({{"a", 0, 10, 10, 0}}, {});
@@ -51,11 +51,11 @@ TEST(ErrorFeedback, MovesWithTheParameterAndConvertsTheHop) {
   EXPECT_TRUE(absl::IsFailedPrecondition(feedback.Bind("1", elsewhere).status()))
       << "while somebody holds the old place";
   before.reset();
-  // b moves to another bucket, where its other half is owned.
+  // b moves to another bucket, where this rank owns the other half of it.
   const auto after = (*feedback.Bind("1", elsewhere))->residual;
-  EXPECT_EQ(after[0], 5.0f * 4);  // was second hop, is first: times n
+  EXPECT_EQ(after[0], 5.0f * 4);  // from second hop to first: times n
   EXPECT_EQ(after[1], 6.0f * 4);
-  EXPECT_EQ(after[2], 7.0f / 4);  // was first hop, is second: over n
+  EXPECT_EQ(after[2], 7.0f / 4);  // from first hop to second: divided by n
   EXPECT_EQ(after[3], 8.0f / 4);
   ParameterResidual a;
   ASSERT_TRUE(feedback.Export("a", &a).ok());
@@ -113,7 +113,7 @@ TEST(ErrorFeedback, ArraysOfAnyNameFollowTheirParameter) {
   EXPECT_EQ(average, (std::vector<float>{4, 5}));
   EXPECT_EQ(square, (std::vector<float>{14, 15}));
   EXPECT_EQ(other, (std::vector<float>{0, 0})) << "not kept";
-  // In another bucket, whose arrays have another order.
+  // In another bucket the arrays are in another order.
   auto moved = Layout({{"b", 0, 2, 2, 0}}, {});
   moved.arrays = {"exp_avg_sq", "exp_avg"};
   const auto memory = *feedback.Bind("1", moved);

@@ -1,4 +1,4 @@
-// FORMAT.md says what the code does, every listed codec is complete, and the bytes never change.
+// FORMAT.md describes the code, every listed codec is complete, and the bytes never change.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -85,8 +85,8 @@ std::string GoldenBytes(const CodecSpec& spec) {
   return bytes;
 }
 
-// tests/golden/NAME.bin: the encoded shard, then the residuals. THINWIRE_WRITE_GOLDEN=1 writes them
-// anew, which a change of the format (and of its version) alone may need.
+// tests/golden/NAME.bin holds the encoded shard, then the residuals. THINWIRE_WRITE_GOLDEN=1
+// rewrites them, which only a change of the format and its version may need.
 TEST(Format, GoldenFilesNeverChange) {
   std::vector<std::string> specs = {"int4:block=128",           "int4:hadamard=1",
                                     "int8:rounding=stochastic", "adaptive:bits=3.5,floor=1",
@@ -110,7 +110,7 @@ std::vector<float> Decoded(const Backend& backend, const CodecSpec& spec,
   return values;
 }
 
-// The rules of FORMAT.md beside the bytes of its examples, of both implementations.
+// FORMAT.md's rules that its examples do not show, for both implementations.
 class FormatRules : public testing::TestWithParam<const Backend*> {
  protected:
   static const Backend& backend() { return *GetParam(); }
@@ -165,7 +165,7 @@ TEST_P(FormatRules, PaddingOfHeadsIsNotRead) {
     const std::vector<float> values = GoldenInput(300);
     std::vector<uint8_t> wire = EncodeBy(spec, values);
     const std::vector<float> expected = Decoded(backend(), spec, wire, values.size());
-    for (size_t i = 4; i < 16; ++i) wire[i] = 0xa5;  // two blocks have heads of 4 bytes
+    for (size_t i = 4; i < 16; ++i) wire[i] = 0xa5;  // two blocks have 4 bytes of heads
     EXPECT_TRUE(CheckWire(spec, {wire.data(), wire.size()}, values.size()).ok()) << text;
     EXPECT_EQ(Decoded(backend(), spec, wire, values.size()), expected) << text;
   }
@@ -180,7 +180,7 @@ TEST_P(FormatRules, AdaptiveHeadsOfNoEncoderHaveCodesAndAreRefusedBeforehand) {
     const uint32_t bits = uint32_t{head} << 16;
     float rms;
     std::memcpy(&rms, &bits, sizeof(rms));
-    // M_0 = 256 * 26 of a width of 1, times a sixteenth of the head in 32nds.
+    // M_0 = 256 * 26 at width 1, times a sixteenth of the head in 32nds.
     EXPECT_EQ(std::fabs(Decoded(backend(), spec, wire, 256)[0]), 6656.0f * (rms / 16 / 32));
   }
 }
@@ -216,7 +216,7 @@ TEST(CodecList, EveryCodecHasItsSectionGoldenFileSimdLoopAndBenchmark) {
     EXPECT_TRUE(std::filesystem::exists(kSource / "tests/golden" / (name + ".bin")))
         << "no golden file for " << name << "; THINWIRE_WRITE_GOLDEN=1 writes it";
     EXPECT_EQ(CodecSpec::Parse(name)->id, codec.id);
-    // A reference in place of SIMD loops is right for a draft, and too slow for a list of codecs.
+    // A draft may use the reference in place of SIMD loops; a listed codec would be too slow.
     const CodecInfo& info = InfoOf(codec.id);
     const bool own = codec.entries() ? info.simd.encode_entries != info.scalar.encode_entries
                                      : info.simd.encode != info.scalar.encode;

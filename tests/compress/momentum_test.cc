@@ -1,5 +1,5 @@
-// The engine's momentum around an exchange: the SIMD backend makes in one pass what the scalar
-// reference makes of several.
+// The engine's momentum around an exchange: the SIMD backend does in one pass what the scalar
+// reference does in several.
 #include <gtest/gtest.h>
 
 #include <string>
@@ -13,9 +13,9 @@ namespace {
 
 constexpr float kBeta = 0.9f;
 constexpr DType kDTypes[] = {DType::kF32, DType::kBF16, DType::kF16};
-constexpr size_t kSizes[] = {0, 1, 255, 4096, 4097, 10001};  // around a stage's and a block's end
+constexpr size_t kSizes[] = {0, 1, 255, 4096, 4097, 10001};  // around the ends of stages and blocks
 
-// `values` in memory of `dtype`.
+// Returns `values` stored as `dtype`.
 std::vector<uint8_t> Stored(const std::vector<float>& values, DType dtype) {
   std::vector<uint8_t> bytes(values.size() * SizeOf(dtype));
   ScalarBackend().Decode(Spec("fp32"), reinterpret_cast<const uint8_t*>(values.data()),
@@ -46,7 +46,7 @@ TEST_P(TargetTest, MomentumIsEncodedInTheGradientsPlace) {
         args.residual = r2.data();
         args.wire = w2.data();
         ScalarBackend().EncodeAll(spec, {&args, 1});
-        if (spec.traits().uses_feedback()) {  // else NaN payloads differ
+        if (spec.traits().uses_feedback()) {  // without feedback NaN payloads differ
           ASSERT_EQ(w1, w2) << Named(text, dtype, numel);
         }
         ASSERT_TRUE(SameBits(r1.data(), r2.data(), numel * 4)) << Named(text, dtype, numel);

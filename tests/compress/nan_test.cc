@@ -11,7 +11,7 @@
 namespace thinwire {
 namespace {
 
-constexpr size_t kNumel = 4099;  // whole vectors of every target, and a rest
+constexpr size_t kNumel = 4099;  // whole vectors of every target, and a remainder
 
 CodecSpec Spec(const std::string& text) { return *CodecSpec::Parse(text); }
 
@@ -88,7 +88,7 @@ TEST_P(NanTest, Bf16DecodesThemToTheirBits) {
   backend_->DecodeAdd(Spec("bf16"), wire.data(), sum);
   for (size_t i = 0; i < halves.size(); ++i) {
     ASSERT_EQ(BitsOf(out[i]), uint32_t{halves[i]} << 16);
-    ASSERT_EQ(BitsOf(sum[i]), (uint32_t{halves[i]} | 0x40) << 16);  // a sum is quiet
+    ASSERT_EQ(BitsOf(sum[i]), (uint32_t{halves[i]} | 0x40) << 16);  // a sum is a quiet NaN
   }
 }
 
@@ -120,7 +120,7 @@ TEST_P(NanTest, OutputsOf16BitsKeepThem) {
   }
 }
 
-// One NaN in each block; every element of it must be NaN.
+// With one NaN in each block, every decoded element is NaN.
 TEST_P(NanTest, BlocksDecodeToNan) {
   for (const char* text :
        {"int8", "int4", "onebit", "int4:hadamard=1", "int8:rounding=stochastic"}) {

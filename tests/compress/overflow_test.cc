@@ -1,6 +1,5 @@
-// Finite values of any size: a block decodes to finite values or, as FORMAT.md says of blocks that
-// are too large, to NaN; what is kept of it is finite, so that later steps are as if there were
-// none.
+// Finite values of any size: a block decodes to finite values or, if it is too large for FORMAT.md,
+// to NaN. Its residuals stay finite, so such a block leaves no trace in later steps.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -20,7 +19,7 @@ enum class Shape { kSpike, kSameSign, kTransformsToSpike, kNormal };
 constexpr Shape kShapes[] = {Shape::kSpike, Shape::kSameSign, Shape::kTransformsToSpike,
                              Shape::kNormal};
 
-// Values whose largest is about `top`; finite.
+// Finite values, the largest of which is about `top`.
 std::vector<float> Large(Shape shape, float top, uint64_t seed) {
   std::vector<float> signs(256), values = Residuals(kNumel, seed);
   TransformSigns(0, signs.data());
@@ -88,7 +87,7 @@ TEST_P(OverflowTest, FiniteValuesLeaveFiniteResiduals) {
                        ", top " + std::to_string(factor) + " * 2^" + std::to_string(exponent));
           std::vector<float> residual(kNumel);
           CheckStep(spec, Large(shape, top, exponent), &residual);
-          CheckStep(spec, Residuals(kNumel, 1), &residual);  // a plain step after it
+          CheckStep(spec, Residuals(kNumel, 1), &residual);  // then a plain step
           if (HasFatalFailure()) return;
         }
       }
@@ -96,8 +95,8 @@ TEST_P(OverflowTest, FiniteValuesLeaveFiniteResiduals) {
   }
 }
 
-// FORMAT.md, "hadamard": the border, with one block whose largest transformed value is known. Of a
-// lone x every transformed value is +-x / 16.
+// FORMAT.md, "hadamard": the border, by a block whose largest transformed value is known. A single
+// x among zeros makes every transformed value +-x / 16.
 TEST_P(OverflowTest, TransformedBlocksAreFiniteBelowTheirBorder) {
   const CodecSpec spec = *CodecSpec::Parse("int4:hadamard=1");
   const float below = FloatOf(BitsOf(0x1p124f) - 1);

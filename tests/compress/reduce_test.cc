@@ -12,7 +12,7 @@
 namespace thinwire {
 namespace {
 
-// me == world: a reducer that has no shard of its own.
+// me == world: the reducer owns no shard.
 void CheckReduce(const CodecPair& pair, DType dtype, int world, int me, size_t numel) {
   std::vector<std::vector<uint8_t>> wires(world,
                                           std::vector<uint8_t>(EncodedBytes(pair.up, numel)));
@@ -48,7 +48,7 @@ void CheckReduce(const CodecPair& pair, DType dtype, int world, int me, size_t n
   const std::string what = pair.up.ToString() + " and " + pair.down.ToString() + ", " +
                            std::string(Name(dtype)) + ", world " + std::to_string(world) +
                            ", rank " + std::to_string(me) + ", " + std::to_string(numel);
-  if (pair.down.traits().uses_feedback()) {  // else NaN payloads differ
+  if (pair.down.traits().uses_feedback()) {  // without feedback NaN payloads differ
     ASSERT_EQ(w1, w2) << what;
   }
   ASSERT_TRUE(SameBits(r1.data(), r2.data(), numel * 4)) << what;
@@ -115,7 +115,7 @@ TEST_P(TargetTest, TwoWiresWithoutAShardOfTheReducersOwnAreBothAdded) {
   }
 }
 
-// fp32 that is not encoded again, in place, as the algorithms call it.
+// Adds up fp32 in place without encoding it again, as the algorithms call it.
 TEST_P(TargetTest, ReduceOfVerbatimTensorsIsTheScaledSum) {
   for (const int world : {2, 3, 5}) {
     for (const size_t numel : {1, 7, 64, 300, 9000}) {

@@ -1,5 +1,5 @@
 // Stochastic rounding is unbiased and depends on logical elements only; the transform and onebit
-// have the errors that theory gives them.
+// have the errors that theory predicts.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -39,7 +39,7 @@ double RelativeError(const std::string& text, const std::vector<float>& x) {
   return error / norm;
 }
 
-// The answers of the generator's own authors: Random123, kat_vectors, philox4x32 10.
+// Known answers of the generator's authors: Random123, kat_vectors, philox4x32 10.
 TEST(Philox, KnownAnswers) {
   const Philox4 zero = Philox({{0, 0, 0, 0}}, 0);
   EXPECT_EQ(zero.word[0], 0x6627e8d5u);
@@ -81,7 +81,7 @@ TEST(StochasticRounding, TheMeanConvergesToTheValue) {
   }
 }
 
-// The same element gets the same draw, however the tensor is cut; another step gets others.
+// The same element gets the same draw however the tensor is cut; another step gets other draws.
 TEST(StochasticRounding, DependsOnTheElementNotOnTheCut) {
   const CodecSpec spec = Spec("int8:rounding=stochastic");
   const std::vector<float> x = Normal(10240);
@@ -104,7 +104,7 @@ TEST(Hadamard, HalvesTheErrorOfInt4OnGaussianNoise) {
   const std::vector<float> x = Normal(1 << 18);
   const double plain = RelativeError("int4", x), transformed = RelativeError("int4:hadamard=1", x);
   EXPECT_LT(transformed, 0.8 * plain);
-  // A spike spoils its block for int4; the transform spreads it.
+  // A spike ruins its block for int4; the transform spreads it.
   std::vector<float> spiky = x;
   for (size_t i = 0; i < spiky.size(); i += 256) spiky[i] = 30.0f;
   EXPECT_LT(RelativeError("int4:hadamard=1", spiky), 0.25 * RelativeError("int4", spiky));

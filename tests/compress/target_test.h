@@ -1,4 +1,4 @@
-// Tests that run on every instruction set, and compare bits.
+// Tests that run on every instruction set and compare bits.
 #ifndef THINWIRE_TESTS_COMPRESS_TARGET_TEST_H_
 #define THINWIRE_TESTS_COMPRESS_TARGET_TEST_H_
 
@@ -23,7 +23,7 @@ inline bool SameBits(const void* a, const void* b, size_t bytes) {
   return bytes == 0 || std::memcmp(a, b, bytes) == 0;
 }
 
-// NaNs may differ in their payload, everything else not.
+// NaNs may differ in their payload; all other values must have the same bits.
 inline void ExpectSameFloats(const float* got, const float* want, size_t n,
                              const std::string& what) {
   for (size_t i = 0; i < n; ++i) {
@@ -35,7 +35,7 @@ inline void ExpectSameFloats(const float* got, const float* want, size_t n,
   }
 }
 
-// By the name of an instruction set, which SimdTargets lists.
+// The parameter is the name of an instruction set, as SimdTargets lists it.
 class TargetTest : public testing::TestWithParam<std::string> {
  protected:
   void SetUp() override { ForceSimdTarget(GetParam()); }

@@ -1,5 +1,4 @@
-// topk sends exactly the k largest, whatever the guess was, and refuses what is no shard of its
-// own.
+// topk sends exactly the k largest elements, whatever the guess was, and refuses malformed shards.
 
 #include <gtest/gtest.h>
 
@@ -25,7 +24,7 @@ struct Result {
   friend bool operator==(const Result&, const Result&) = default;
 };
 
-// `threshold`: null for none.
+// `threshold` may be null.
 Result Encode(const Backend& backend, const CodecSpec& spec, std::vector<float> g, Result state,
               float* threshold) {
   state.wire.assign(EncodedBytes(spec, g.size()), 0xAA);
@@ -87,7 +86,7 @@ TEST(TopK, TiesGoToTheLowestIndex) {
   }
 }
 
-// NaN and Inf are sent first, and leave residual and momentum alone; more of them than k as well.
+// NaN and Inf are sent first and do not change residual and momentum, even if more than k.
 TEST(TopK, ElementsThatAreNotFinite) {
   const float nan = std::nanf(""), inf = std::numeric_limits<float>::infinity();
   for (const size_t numel : {5000, 70000}) {
@@ -95,7 +94,7 @@ TEST(TopK, ElementsThatAreNotFinite) {
       std::vector<float> g = Normal(numel, 3);
       for (size_t i = 0; i < bad; ++i)
         g[i * 7919 % numel] = i % 3 == 0 ? inf : i % 3 == 1 ? nan : -nan;
-      g[numel / 3] = std::numeric_limits<float>::max();  // its sum with the residual overflows
+      g[numel / 3] = std::numeric_limits<float>::max();  // plus the residual it overflows
       Result before{{}, Normal(numel, 4), Normal(numel, 5)};
       before.residual[numel / 3] = std::numeric_limits<float>::max();
       for (const float guess : {0.0f, 2.0f, 50.0f, 1e30f}) {
@@ -113,7 +112,7 @@ TEST(TopK, ElementsThatAreNotFinite) {
   }
 }
 
-// Many steps with a threshold that is carried over: the same as without one.
+// Many steps with a carried threshold give the same results as without one.
 TEST(TopK, TheCarriedThresholdChangesNothing) {
   const CodecSpec spec = TopK(10000);
   constexpr size_t kNumel = 100000;
@@ -129,7 +128,7 @@ TEST(TopK, TheCarriedThresholdChangesNothing) {
   }
 }
 
-// Sent and kept values add up to those that came in, element by element.
+// The values sent and kept add up to the input, element by element.
 TEST(TopK, NothingIsLost) {
   const CodecSpec spec = TopK(5000);
   constexpr size_t kNumel = 30000;
@@ -160,7 +159,7 @@ TEST(TopK, TheWarmUpDividesTheDensityByFour) {
   EXPECT_EQ(spec.AtStep(400).density_ppm, 1000u);
 }
 
-// Any bytes are refused or decoded, never more than that. With a sanitizer this finds overruns.
+// Any bytes are refused, or decoded within the shard. With a sanitizer this finds overruns.
 TEST(CheckWire, ArbitraryBytesNeverReachBeyondTheShard) {
   std::mt19937_64 random(11);
   int accepted = 0, refused = 0;

@@ -14,8 +14,8 @@
 
 namespace thinwire {
 
-// Values that hit every path: plain, zero, -0, denormal, tiny, huge, infinite and NaN blocks, and
-// maxima just above a bf16 value.
+// Values for every path: plain, zero, -0, denormal, tiny, huge, infinite and NaN blocks, and maxima
+// just above a bf16 value.
 inline std::vector<float> Values(size_t numel, uint64_t seed) {
   std::mt19937_64 random(seed);
   std::normal_distribution<float> normal(0.0f, 1.0f);
@@ -29,7 +29,7 @@ inline std::vector<float> Values(size_t numel, uint64_t seed) {
       if (kind == 1) values[i] *= 1e-38f;                                 // denormal, tiny block
       if (kind == 2) values[i] = std::ldexp(normal(random), -101);        // around the tiny limit
       if (kind == 3) values[i] = std::ldexp(1.0f + normal(random), 126);  // around the huge limit
-      if (kind == 8) values[i] = std::ldexp(values[i] / spread, 119);     // around a transform's
+      if (kind == 8) values[i] = std::ldexp(values[i] / spread, 119);     // around hadamard's
     }
     const size_t place = begin + random() % 256;
     if (place >= numel) continue;
@@ -41,8 +41,8 @@ inline std::vector<float> Values(size_t numel, uint64_t seed) {
   return values;
 }
 
-// NaNs of both signs: quiet and signalling ones, those with one bit of payload, a CPU's default and
-// a GPU's canonical one (0x7fffffff), and random ones.
+// NaNs of both signs: quiet and signalling ones, those with one payload bit, the default of a CPU,
+// the canonical one of a GPU (0x7fffffff), and random ones.
 inline std::vector<float> Nans(size_t numel, uint64_t seed) {
   constexpr uint32_t kSome[] = {0x7f800001u, 0x7f807fffu, 0x7f80ffffu, 0x7f810000u, 0x7fbfffffu,
                                 0x7fc00000u, 0x7fc00001u, 0x7fff0000u, 0x7fff8000u, 0x7fffffffu};

@@ -1,5 +1,5 @@
-// The mean of several members' shards, and its products, have the same bits on every instruction
-// set: those of the header's rule, written down here once more.
+// The mean of several members' shards and its products have the same bits on every instruction set:
+// those of the header's rule, which is repeated here.
 #include "compress/weighted_mean.h"
 
 #include <gtest/gtest.h>
@@ -16,7 +16,7 @@
 namespace thinwire {
 namespace {
 
-// The product of two arrays' values, lane by lane.
+// Returns the product of two arrays, lane by lane.
 double ProductOf(const float* a, const float* b, size_t n) {
   double product = 0;
   for (size_t begin = 0; begin < n; begin += kProductPiece) {
@@ -93,7 +93,7 @@ void Check(const Case& test) {
                            " members, " + std::to_string(test.numel) + " in shards of " +
                            std::to_string(test.shard);
   ASSERT_TRUE(SameBits(mean.data(), want.data(), 4 * test.numel)) << what;
-  // A shard's pieces are added one after another.
+  // The pieces of a shard are added one after another.
   for (size_t begin = 0; begin < test.numel; begin += test.shard) {
     const size_t end = std::min(test.numel, begin + test.shard);
     for (size_t at = begin; at < end; at += kProductPiece) {

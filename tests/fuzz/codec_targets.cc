@@ -1,4 +1,4 @@
-// Decoders take any bytes that CheckWire lets pass; encoders take any floats; both backends agree.
+// Decoders accept any bytes that pass CheckWire; encoders accept any floats; both backends agree.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -39,8 +39,8 @@ bool Same(const std::vector<float>& a, const std::vector<float>& b) {
   return true;
 }
 
-// Of fp32 and bf16 as well, which send the NaN that was to be encoded: what NaN an addition before
-// it makes of two is the processor's choice.
+// fp32 and bf16 send NaNs as they are. If an addition before that makes one NaN of two, the
+// processor chooses which, so these wires may differ in NaN payloads.
 bool SameWire(const CodecSpec& spec, const std::vector<uint8_t>& a, const std::vector<uint8_t>& b,
               size_t numel) {
   if (a == b) return true;
@@ -51,7 +51,7 @@ bool SameWire(const CodecSpec& spec, const std::vector<uint8_t>& a, const std::v
   return Same(one, other);
 }
 
-// Wire bytes that are cut or filled to the right length, which a receiver knows beforehand.
+// Wire bytes, cut or padded to the length that a receiver knows in advance.
 void DecodeAny(const CodecSpec& spec, Input& input) {
   const size_t numel = input.Below(kMostElements);
   const std::span<const uint8_t> given = input.Rest();
@@ -104,7 +104,7 @@ void Reduce(Input& input) {
     std::copy(given.begin(), given.end(), shard.begin());
     wires.push_back(shard.data());
   }
-  wires[input.Below(static_cast<uint32_t>(ranks))] = nullptr;  // the owner
+  wires[input.Below(static_cast<uint32_t>(ranks))] = nullptr;  // the owner's shard
   std::vector<float> own = input.Floats(numel), residual = input.Floats(numel);
   own.resize(numel);
   residual.resize(numel);

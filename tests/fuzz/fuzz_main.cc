@@ -1,5 +1,5 @@
 // libFuzzer's entry. THINWIRE_FUZZ_TARGET names the target; without it, the names are printed.
-// scripts/fuzz.sh runs one after another.
+// scripts/fuzz.sh runs the targets one after another.
 #include <cstdio>
 #include <cstdlib>
 

@@ -1,4 +1,4 @@
-// What comes over a connection before its ends know each other, and what stands in the store.
+// Bytes received on a connection before the challenge is over, and bytes read from the store.
 #include <chrono>
 #include <map>
 #include <memory>
@@ -18,7 +18,7 @@ Identity Rank(int rank, const std::string& secret = "a key of this group") {
   return {rank, 4, GroupKey(secret, "token"), std::string(kMacBytes, 'd')};
 }
 
-// A stranger's bytes win no challenge.
+// No bytes of a stranger pass the challenge.
 void AgainstStranger(Challenge challenge, Input& input) {
   std::string answer;
   while (challenge.awaited() > 0 && !input.empty()) {
@@ -40,7 +40,7 @@ void Client(Input& input) {
   AgainstStranger(Challenge::AsClient(self, 0), input);
 }
 
-// Two ranks of the group, and somebody between them who changes one byte.
+// Two ranks of the group, and an attacker between them who changes one byte.
 void Tampered(Input& input) {
   const Identity low = Rank(0), high = Rank(1 + static_cast<int>(input.Below(3)));
   Challenge server = Challenge::AsServer(low), client = Challenge::AsClient(high, 0);
@@ -65,7 +65,7 @@ void Tampered(Input& input) {
   Require(server.peer() == high.rank, "the server knows who came");
 }
 
-// A store in which another rank, or somebody else, has written anything.
+// A store in which another rank, or an attacker, has written arbitrary values.
 class WrittenStore final : public Store {
  public:
   explicit WrittenStore(std::string theirs) : theirs_(std::move(theirs)) {}

@@ -1,5 +1,4 @@
-// Control frames from a peer that says anything, and the pure functions that all ranks must agree
-// on.
+// Control frames with any content from a peer, and the pure functions that all ranks must agree on.
 #include <algorithm>
 #include <map>
 #include <optional>
@@ -48,7 +47,7 @@ Report ReportFrom(Input& input) {
   return report;
 }
 
-// A frame of a peer: any bytes, or one whose numbers are near those that are in use.
+// A peer's frame: any bytes, or numbers near those that are in use.
 std::optional<OrderMessage> MessageFrom(Input& input) {
   OrderMessage message;
   switch (input.Below(5)) {
@@ -84,8 +83,8 @@ std::optional<OrderMessage> MessageFrom(Input& input) {
   }
 }
 
-// One rank's sequencer among peers that say anything at any time. What the rank itself does is in
-// order: it submits a tensor once, and ends chunks that were started.
+// One rank's sequencer, whose peers send anything at any time. The rank itself follows the rules:
+// it submits a tensor once, and ends only chunks that were started.
 void OneRank(Input& input, int rank) {
   constexpr int kWorld = 3;
   Options options;
@@ -98,7 +97,7 @@ void OneRank(Input& input, int rank) {
     uint32_t chunks = 0, left = 0;
   };
   std::vector<StartChunk> started;
-  std::map<uint64_t, Own> own;  // by id
+  std::map<uint64_t, Own> own;  // by tensor id
   bool failed = false;
   sequencer.Begin(now);
   while (!input.empty() && !failed) {
@@ -166,7 +165,7 @@ void Partitions(Input& input) {
   for (const Chunk& chunk : partition.chunks) {
     Require(chunk.elements.begin == at && chunk.elements.end > at, "chunks follow one another");
     Require(chunk.bounds.size() == static_cast<size_t>(world) + 1, "every rank has a shard");
-    // Entries have no owner, so their bounds say nothing.
+    // Entries have no owner, so their bounds mean nothing.
     Require(options.codecs[chunk.codec].up.traits().entries() ||
                 (chunk.bounds.front() == at && chunk.bounds.back() == chunk.elements.end),
             "shards tile their chunk");
@@ -187,11 +186,11 @@ void Partitions(Input& input) {
           "a partition is a pure function");
 }
 
-// However buckets are laid out anew, what is kept of the parameters stays what it was, in units of
-// the gradient.
+// However buckets are laid out again, the parameters' residuals stay the same, in units of the
+// gradient.
 void Residuals(Input& input) {
   constexpr size_t kTotal = 64;
-  constexpr float kWeight = 4.0f;  // of the second hop; a power of two, so that nothing is rounded
+  constexpr float kWeight = 4.0f;  // the second hop's; a power of two, so that nothing is rounded
   ErrorFeedback feedback;
   ParameterResidual first{std::vector<float>(kTotal), std::vector<float>(kTotal), {}, kWeight};
   for (size_t i = 0; i < kTotal; ++i) first.first[i] = static_cast<float>(i + 1);

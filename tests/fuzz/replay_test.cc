@@ -1,4 +1,4 @@
-// Every fuzz target over its corpus and over seeded mutations of it: what libFuzzer would try
+// Runs every fuzz target over its corpus and seeded mutations of it, which libFuzzer would try
 // first, in every build that has tests.
 #include <gtest/gtest.h>
 
@@ -23,7 +23,7 @@ std::vector<Bytes> CorpusOf(const Target& target) {
     std::ifstream in(file.path(), std::ios::binary);
     corpus.emplace_back(std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>());
   }
-  std::sort(corpus.begin(), corpus.end());  // folders have no order
+  std::sort(corpus.begin(), corpus.end());  // directory order is unspecified
   return corpus;
 }
 

@@ -1,4 +1,4 @@
-// Fuzz targets: functions that take arbitrary bytes and end the process where a promise is broken.
+// Fuzz targets: functions that take arbitrary bytes and abort the process if a promise is broken.
 // The same functions run under libFuzzer (make fuzz) and, over the committed corpora and seeded
 // mutations of them, in the tests.
 #ifndef THINWIRE_TESTS_FUZZ_TARGET_H_
@@ -16,7 +16,7 @@
 
 namespace thinwire::fuzz {
 
-// What is left of the bytes. A read beyond their end gives zeros, so that every input is valid.
+// The bytes not read yet. Reads beyond the end return zeros, so every input is valid.
 class Input {
  public:
   explicit Input(std::span<const uint8_t> bytes) : bytes_(bytes) {}
@@ -30,7 +30,7 @@ class Input {
     if (!head.empty()) std::memcpy(&value, head.data(), head.size());
     return value;
   }
-  // From 0 up to and without `end`.
+  // Returns a number from 0 to end - 1.
   uint32_t Below(uint32_t end) { return Take<uint32_t>() % end; }
   std::span<const uint8_t> TakeBytes(size_t most) {
     const std::span<const uint8_t> head = bytes_.first(std::min(most, bytes_.size()));
@@ -42,7 +42,7 @@ class Input {
     const std::span<const uint8_t> rest = Rest();
     return {rest.begin(), rest.end()};
   }
-  // As many floats of arbitrary bits as the bytes left make, `most` at most.
+  // Returns floats of arbitrary bits from the remaining bytes, at most `most`.
   std::vector<float> Floats(size_t most) {
     std::vector<float> floats(std::min(most, bytes_.size() / sizeof(float)));
     const std::span<const uint8_t> from = TakeBytes(floats.size() * sizeof(float));
@@ -55,16 +55,16 @@ class Input {
 };
 
 struct Target {
-  const char* name;  // also its corpus's folder
+  const char* name;  // also the name of its corpus folder
   void (*run)(Input& input);
 };
 
-// All of them, by name.
+// All targets, by name.
 std::span<const Target> Targets();
 
 extern const std::vector<Target> kCodecTargets, kOrderTargets, kMeshTargets, kTransportTargets;
 
-// Ends the process if a promise is broken.
+// Aborts the process if the promise does not hold.
 inline void Require(bool holds, std::string_view promise) {
   if (holds) return;
   std::fprintf(stderr, "broken: %.*s\n", static_cast<int>(promise.size()), promise.data());

@@ -1,4 +1,4 @@
-// What comes from a peer on the way of the data.
+// Data bytes from a peer.
 #include <algorithm>
 #include <optional>
 #include <vector>
@@ -11,7 +11,7 @@
 namespace thinwire::fuzz {
 namespace {
 
-// Whatever a frame holds: its parcels lie in it, one behind the other, and it ends.
+// Whatever a frame holds, its parcels lie within it, one after the other, and reading ends.
 void ReadsWithinItsFrame(Bytes frame) {
   Bytes rest = frame;
   for (;;) {
@@ -27,7 +27,7 @@ void ReadsWithinItsFrame(Bytes frame) {
   }
 }
 
-// Parcels that are written are read again, in a frame that has zeros behind them.
+// Parcels that are written can be read back from a frame with zeros after them.
 void Parcels(Input& input) {
   constexpr size_t kFrame = 512;
   std::vector<uint8_t> frame(kFrame);
@@ -58,7 +58,7 @@ void Parcels(Input& input) {
     rest = frame;
     Require(absl::IsDataLoss(ReadParcel(rest).status()), "a damaged header is not taken for one");
   }
-  // Damage of any kind, and bytes of nobody's.
+  // Damages arbitrary bytes.
   for (int i = 0; i < 4; ++i) frame[input.Below(kFrame)] ^= input.Take<uint8_t>();
   ReadsWithinItsFrame(frame);
   ReadsWithinItsFrame(input.Rest());

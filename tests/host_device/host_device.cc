@@ -20,7 +20,7 @@ namespace {
 constexpr int kNoMemory = 2, kNoSuchDevice = 101;  // CUDA's numbers, so that tests can share them
 constexpr int kRuntimeVersion = 13000;
 
-// All that is on the devices.
+// The state of all devices.
 class Machine {
  public:
   HostStream& StreamOf(int ordinal, void* handle) {
@@ -35,7 +35,7 @@ class Machine {
     return handle;
   }
   void DestroyStream(void* handle) {
-    OwnStream own;  // joined after the lock
+    OwnStream own;  // its thread is joined after the unlock
     const absl::MutexLock lock(&mu_);
     own = std::move(streams_.at(handle));
     streams_.erase(handle);
@@ -65,7 +65,7 @@ class Machine {
     blocks_.emplace(static_cast<const uint8_t*>(memory), Block{ordinal, bytes});
     return memory;
   }
-  // As cudaFree does, it waits for all work of the device, which may use the memory.
+  // Waits for all work of the device, which may use the memory, as cudaFree does.
   void Release(int ordinal, void* memory) {
     defaults_.at(ordinal).Drain();
     for (const std::shared_ptr<HostStream>& stream : StreamsOf(ordinal)) stream->Drain();
@@ -75,7 +75,7 @@ class Machine {
     }
     std::free(memory);
   }
-  // The device whose memory that is, or -1.
+  // Returns the device that owns the memory, or -1.
   int OrdinalOf(const void* address) {
     const absl::MutexLock lock(&mu_);
     const auto* at = static_cast<const uint8_t*>(address);
@@ -152,7 +152,7 @@ int ReleasePinned(int, void* memory) { return std::free(memory), 0; }
 
 int MakeStream(int ordinal, void** stream) { return *stream = TheMachine().MakeStream(ordinal), 0; }
 int DestroyStream(int, void* stream) { return TheMachine().DestroyStream(stream), 0; }
-int IsCapturing(int, void*, int* capturing) { return *capturing = 0; }  // it has no graphs
+int IsCapturing(int, void*, int* capturing) { return *capturing = 0; }  // there are no graphs
 int MakeEvent(int, void** event) { return *event = TheMachine().MakeEvent(), 0; }
 int DestroyEvent(int, void* event) { return TheMachine().DestroyEvent(event), 0; }
 

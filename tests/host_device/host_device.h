@@ -1,6 +1,6 @@
-// A device made of CPU threads, for tests and nccl_bench: the same jobs, the same tiles (by
-// HostTeam), streams that really run behind the host's back, and memory that is told apart from the
-// host's by its address alone.
+// A device made of CPU threads, for tests and nccl_bench: the same jobs and tiles as a GPU (run by
+// HostTeam), streams that run asynchronously, and memory that only its address distinguishes from
+// the host's.
 #ifndef THINWIRE_TESTS_HOST_DEVICE_HOST_DEVICE_H_
 #define THINWIRE_TESTS_HOST_DEVICE_HOST_DEVICE_H_
 
@@ -10,14 +10,14 @@
 
 namespace thinwire::kernels {
 
-// Devices 0 to kHostDevices - 1, which share nothing, so that each can be one rank's own.
+// Devices 0 to kHostDevices - 1 share nothing, so each rank can have one.
 inline constexpr int kHostDevices = 8;
 const DeviceApi& HostDeviceApi();
 
-// Queues any work on a stream, as a caller's own kernels would be; null is device 0's default one.
+// Queues any work on a stream, like a caller's own kernel. A null stream is device 0's default one.
 void QueueOnHostDevice(void* stream, std::function<void()> work);
 
-// The launches, run at once on the calling thread.
+// Run a launch at once on the calling thread.
 void RunOnHost(const EncodeLaunch& launch);
 void RunOnHost(const DecodeLaunch& launch);
 void RunOnHost(const AccumulateLaunch& launch);

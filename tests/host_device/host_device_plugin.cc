@@ -1,4 +1,4 @@
-// The device of host_device.h in the place of libthinwire_cuda.so: for tests of what loads it.
+// The device of host_device.h in place of libthinwire_cuda.so, for tests of the code that loads it.
 #include "tests/host_device/host_device.h"
 
 extern "C" __attribute__((visibility("default"))) const thinwire::kernels::DeviceApi*
@@ -6,7 +6,7 @@ tw_cuda_api() {
   return &thinwire::kernels::HostDeviceApi();
 }
 
-// For other stand-ins, whose kernels are work of this device's streams.
+// For other stand-ins whose kernels run on this device's streams.
 extern "C" __attribute__((visibility("default"))) void tw_host_device_queue(
     void* stream, void (*work)(void* argument), void* argument) {
   thinwire::kernels::QueueOnHostDevice(stream, [=] { work(argument); });

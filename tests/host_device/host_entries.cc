@@ -1,4 +1,4 @@
-// topk's launches on the host, kernel after kernel.
+// topk's launches on the host, one kernel after the other.
 #include <vector>
 
 #include "kernels/entry_adder.h"
@@ -13,7 +13,7 @@ void RunOnHost(const EncodeEntriesLaunch& given) {
   EncodeEntriesLaunch launch = given;
   std::vector<uint8_t> own(given.room.state == nullptr ? RoomOf(given) : 0);
   if (!own.empty()) PutRoom(launch, own.data());
-  // One kernel after the other: work(encoder, number), for each of its teams.
+  // Runs one kernel: calls work(encoder, number) for each of its teams.
   const auto run = [&](uint32_t tiles, auto work) {
     ForEachTile<EntryShared<HostTeam>>(tiles, kThreads,
                                        [&](HostTeam& team, auto& shared, uint32_t tile) {

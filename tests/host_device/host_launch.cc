@@ -1,4 +1,4 @@
-// Launches on the host, as a GPU would run them: tile after tile and thread after thread.
+// Launches on the host, as a GPU would run them: tile by tile and thread by thread.
 #include <vector>
 
 #include "kernels/dispatch.h"
@@ -14,9 +14,9 @@ namespace {
 
 struct Nothing {};
 
-// Codecs of widths: the launches of cuda_widths.cu, in the same order.
+// The codecs with widths: the launches of cuda_widths.cu, in the same order.
 
-// A launch's room, or one of its own.
+// The launch's room, or memory of its own if the launch has none.
 class Room {
  public:
   template <typename Launch>
@@ -41,7 +41,7 @@ const WidthsPlan* MakePlans(const Launch& launch, Room& room) {
 }
 
 void EncodeWidths(const EncodeLaunch& launch) {
-  if (launch.jobs.tiles == 0) return;  // there is no code to load
+  if (launch.jobs.tiles == 0) return;  // a GPU would only load the code
   ForDType(launch.dtype, [&](auto dtype) {
     ForEachTile<HeadsShared<HostTeam>>(
         launch.jobs.tiles, kThreads, [&](HostTeam& team, auto& shared, uint32_t tile) {

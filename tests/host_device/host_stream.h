@@ -1,5 +1,4 @@
-// The order of work on the host's devices: threads that stand for streams, and events of
-// theirs.
+// The order of work on the host's devices: threads as streams, and their events.
 #ifndef THINWIRE_TESTS_HOST_DEVICE_HOST_STREAM_H_
 #define THINWIRE_TESTS_HOST_DEVICE_HOST_STREAM_H_
 
@@ -14,7 +13,7 @@
 
 namespace thinwire::kernels {
 
-// A point in the work of a stream.
+// A point in a stream's work, which others can wait for.
 class HostPoint {
  public:
   void Reach() {
@@ -37,11 +36,11 @@ class HostPoint {
 
 using HostPointPtr = std::shared_ptr<HostPoint>;
 
-// The point at which it was recorded last. As CUDA's, it may be recorded anew while streams still
-// wait for the point before.
+// Stands for the point at which it was recorded last. As in CUDA, it may be recorded again while
+// streams still wait for the earlier point.
 class HostEvent {
  public:
-  HostEvent() { point_->Reach(); }  // nobody waits for one that was never recorded
+  HostEvent() { point_->Reach(); }  // waits for an event that was never recorded return at once
 
   HostPointPtr Record() {
     const absl::MutexLock lock(&mu_);
@@ -59,7 +58,7 @@ class HostEvent {
 
 using HostEventPtr = std::shared_ptr<HostEvent>;
 
-// A thread that does what it is given, in order.
+// A thread that runs the work it is given, in order.
 class HostStream {
  public:
   HostStream() : thread_([this] { Run(); }) {}

@@ -1,12 +1,12 @@
-// HostTeam: a team of threads on the CPU, one thread after the other. It runs the very code that a
-// GPU runs, so that a wrong index, an access out of bounds and a missing Sync show without a GPU.
+// HostTeam: a team of threads run on the CPU one after the other. It runs the same code as a GPU,
+// so a wrong index, an access out of bounds or a missing Sync is found without a GPU.
 //
-// A team (DeviceTeam in cuda_team.cuh is the other one): up to kThreads threads in warps of 32,
-// of which every thread runs what ForEach is given. PerThread is a variable of each thread. Shared
-// memory is seen by all; what one thread puts there, another may get after a Sync, or one of the
-// same warp after a SyncWarp. Staged is shared memory of each warp's own, which is filled from
-// device memory while the team goes on: what a thread fetched may be got when its group of fetches
-// is awaited, by other lanes after a SyncWarp.
+// A team (DeviceTeam in cuda_team.cuh is the other kind) has up to kThreads threads in warps of 32,
+// and every thread runs the body given to ForEach. PerThread is a variable per thread. Shared
+// memory is visible to all threads: others may read a value after a Sync, or within the warp after
+// a SyncWarp. Staged is shared memory of one warp that is filled from device memory while the team
+// continues: a thread may read its bytes once it has awaited their group of fetches, other lanes
+// after a SyncWarp.
 #ifndef THINWIRE_TESTS_HOST_DEVICE_HOST_TEAM_H_
 #define THINWIRE_TESTS_HOST_DEVICE_HOST_TEAM_H_
 
@@ -34,8 +34,8 @@ class HostTeam {
     std::array<T, kThreads> values_;
   };
 
-  // Remembers who touched what since the last Sync, and since the last SyncWarp, which is enough
-  // among lanes of one warp: a kernel with a race is our bug, and ends here.
+  // Records who accessed each value since the last Sync, and since the last SyncWarp, which is
+  // enough within a warp. A race is a bug in a kernel, and aborts.
   template <typename T, unsigned kCount>
   class Shared {
    public:
@@ -51,7 +51,7 @@ class HostTeam {
       cell.threads.Put("thread", thread);
       cell.value = value;
     }
-    // Atomic: several threads may add between two Syncs, but none may get or put then.
+    // Atomic: several threads may add between two Syncs, but none may Get or Put then.
     void Add(const HostTeam& team, unsigned thread, unsigned i, T value) {
       Cell& cell = Of(team, i);
       cell.warps.Add("warp", thread / kWarp);
@@ -100,7 +100,7 @@ class HostTeam {
     std::array<Cell, kCount> cells_;
   };
 
-  // Whoever gets bytes too early, or fetches to where another lane may still get some, ends here.
+  // Aborts if bytes are read too early, or fetched to a place that another lane may still read.
   template <unsigned kBytes>
   class Staged {
    public:
@@ -148,9 +148,9 @@ class HostTeam {
     std::array<Byte, kBytes> bytes_;
   };
 
-  // Ends a group of fetches, of every thread.
+  // Ends a group of fetches, for every thread.
   void CommitFetches() { ++committed_; }
-  // Waits for all groups but the last kLater ones.
+  // Waits for all groups but the last kLater.
   template <unsigned kLater>
   void AwaitFetches() {
     if (committed_ > kLater) awaited_ = committed_ - kLater;
@@ -170,18 +170,18 @@ class HostTeam {
     ++epoch_;
   }
 
-  // Adds in device memory, where teams meet. The old value is returned.
+  // Adds in device memory, which all teams share. Returns the old value.
   static uint32_t AtomicAdd(uint32_t* sum, uint32_t value) {
     const uint32_t before = *sum;
     *sum = before + value;
     return before;
   }
-  // Other teams see what this thread has written so far before what it writes from here on.
+  // Makes this thread's earlier writes visible to other teams before its later ones.
   static void Fence() {}
-  // A word that another team has written in the same launch.
+  // Reads a word that another team has written in the same launch.
   static uint32_t Fresh(const uint32_t* word) { return *word; }
 
-  // Lane 0 of each warp has the largest value of its warp.
+  // Leaves the largest value of each warp in its lane 0.
   void WarpMax(PerThread<uint32_t>& value) {
     for (unsigned first = 0; first < threads_; first += kWarp) {
       for (unsigned lane = 1; lane < kWarp; ++lane) {

@@ -22,7 +22,7 @@ tw_options OptionsFor(int rank, int size, const std::string& folder) {
   return options;
 }
 
-// Of a group whose ranks are threads of this process.
+// Options of one rank of a group whose ranks are threads of this process.
 tw_options LocalOptions(int rank, int size, const char* group) {
   tw_options options;
   tw_options_init(&options);
@@ -32,7 +32,7 @@ tw_options LocalOptions(int rank, int size, const char* group) {
   return options;
 }
 
-// be(rank) on a thread for each rank.
+// Calls be(rank) on one thread per rank.
 void OnThreads(int world, const std::function<void(int)>& be) {
   std::vector<std::thread> ranks;
   for (int rank = 0; rank < world; ++rank) ranks.emplace_back(be, rank);
@@ -105,7 +105,7 @@ TEST(CApi, ACodecsInfoIsThatOfItsSpec) {
   EXPECT_STREQ(codec.spec, "int8:seed=1,down=int4");
   EXPECT_EQ(codec.momentum, TW_MOMENTUM_UNUSED);
 
-  // The longest spec there is fits.
+  // The longest possible spec fits.
   const char* longest =
       "int4:block=4096,rounding=stochastic,seed=18446744073709551615,"
       "down=int4:block=2048,rounding=stochastic,seed=18446744073709551614";
@@ -127,7 +127,7 @@ TEST(CApi, ACodecsInfoRefusesWhatItCannotGive) {
   EXPECT_NE(std::string(tw_last_error()).find("has 1 parameters"), std::string::npos);
   EXPECT_EQ(tw_codec_parameter("fp32", 0, nullptr), TW_INVALID_ARGUMENT);
 
-  // A caller that was compiled against a shorter struct gets no more than that.
+  // A caller that was compiled against a shorter struct gets only the fields of that.
   codec.num_parameters = 99;
   codec.struct_size = offsetof(tw_codec, num_parameters);
   ASSERT_EQ(tw_codec_info("int4", &codec), TW_OK);
@@ -264,7 +264,7 @@ TEST(CApi, ACallersReasonReachesEveryRank) {
   });
 }
 
-// Ranks that are threads of this process, with momentum, several codecs and a step.
+// Ranks as threads of this process, with momentum, several codecs and a step that is set.
 TEST(CApi, ALocalGroupOwnsMomentum) {
   OnThreads(3, [](int rank) {
     tw_options options = LocalOptions(rank, 3, "momentum");
@@ -316,7 +316,7 @@ TEST(CApi, MalformedEntriesAreRefused) {
   EXPECT_NE(std::string(tw_last_error()).find("topk counts"), std::string::npos);
 }
 
-// A garbage collector may drop a work between a call that failed and the look at its message.
+// A garbage collector may destroy a work after a call has failed and before its message is read.
 TEST(CApi, AWorkThatIsDroppedLeavesTheMessageAlone) {
   std::vector<tw_comm*> comms(2);
   OnThreads(2, [&](int rank) {

@@ -1,5 +1,5 @@
-// Every call of the C interface with null pointers and with numbers that can't be: a code and a
-// message, and the communicator goes on.
+// Every call of the C interface with null pointers and impossible numbers returns a code and a
+// message, and the communicator stays usable.
 #include <gtest/gtest.h>
 
 #include <cstdint>
@@ -13,7 +13,7 @@ namespace {
 
 struct Case {
   const char* what;
-  const char* words;  // of the message
+  const char* words;  // in the message
   std::function<tw_status()> call;
 };
 
@@ -25,7 +25,7 @@ void ExpectRefused(const std::vector<Case>& cases) {
   }
 }
 
-// A world of one.
+// A group of one rank.
 class CArguments : public testing::Test {
  protected:
   void SetUp() override {
@@ -165,7 +165,7 @@ TEST_F(CArguments, NullPointersAreRefused) {
 TEST_F(CArguments, NumbersThatCantBeAreRefused) {
   double seconds = 0;
   constexpr size_t kMax = SIZE_MAX;
-  constexpr size_t kWraps = kMax / 4 + 1;  // times 4 it is nothing
+  constexpr size_t kWraps = kMax / 4 + 1;  // times 4 it wraps to 0
   const auto reduce = [&](size_t count) {
     return tw_all_reduce(x_, x_, count, TW_F32, TW_SUM, comm_, nullptr);
   };
@@ -280,7 +280,7 @@ TEST_F(CArguments, NumbersThatCantBeAreRefused) {
   });
 }
 
-// Half of the input would be results when it is read.
+// Results would overwrite half of the input before it is read.
 TEST_F(CArguments, MemoryThatOverlapsIsRefused) {
   float *const begin = x_, *const next = x_ + 1;
   ExpectRefused({

@@ -1,5 +1,5 @@
-// Registered buckets, the halves of an allreduce, and the engine's account of itself, as a C caller
-// sees them.
+// Registered buckets, the halves of an allreduce, and the engine's description of itself, as a C
+// caller sees them.
 #include <gtest/gtest.h>
 
 #include <functional>
@@ -13,7 +13,7 @@ namespace {
 
 constexpr int kWorld = 2;
 
-// body(rank, communicator) on a thread for each rank of one local group.
+// Calls body(rank, communicator) on one thread per rank of a local group.
 void RunRanks(const char* group, const std::function<void(int, tw_comm*)>& body,
               int timeout_ms = 10000) {
   std::vector<std::thread> threads;
@@ -166,7 +166,7 @@ TEST(CBucket, TheHalvesMakeTheWhole) {
       const std::vector<float> theirs = Gradient(r, 0, kWorld * kPart);
       for (size_t i = 0; i < theirs.size(); ++i) expected[i] += theirs[i];
     }
-    // int4, twice: a step of a seventh of the largest value each time, half of it lost at most.
+    // int4 encodes twice: a step is a seventh of the largest value, and at most half of it is lost.
     for (size_t i = 0; i < whole.size(); ++i)
       EXPECT_NEAR(whole[i], expected[i], 100 / 14.0 + 201 / 14.0);
   });
@@ -191,7 +191,7 @@ TEST(CBucket, TheEngineSaysWhoWaitsForWhom) {
       ASSERT_EQ(tw_comm_describe(comm, few, sizeof(few), &bytes), TW_OK);
       EXPECT_EQ(std::string(few).size(), 7u);
     }
-    // Rank 1 comes only when rank 0 has looked.
+    // Rank 1 submits only after rank 0 has looked.
     ASSERT_EQ(tw_all_reduce(gate.data(), gate.data(), gate.size(), TW_F32, TW_SUM, comm, nullptr),
               TW_OK);
     if (rank == 1) {

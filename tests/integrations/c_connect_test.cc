@@ -1,4 +1,4 @@
-// Peers that fail or are lost while tw_comm_create goes on.
+// Peers that fail or are lost during tw_comm_create.
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -24,7 +24,7 @@ namespace {
 constexpr int kWorld = 4, kLost = 3, kTimeoutMs = 60000;
 constexpr char kPrefix[] = "thinwire/lost/";
 
-// What a rank's tw_comm_create comes to.
+// The result of a rank's tw_comm_create.
 struct Outcome {
   tw_status status = TW_OK;
   std::string message;
@@ -47,8 +47,8 @@ Outcome Create(int rank, const std::string& folder) {
   return {status, tw_last_error()};
 }
 
-// A rank that does what tw_comm_create does until it has agreed on UCX, and leaves the group then.
-// Its memory, which `rest` holds, stays: so the others' blocks have where to go.
+// Does what tw_comm_create does until UCX is agreed on, then leaves the group. `rest` keeps the
+// data plane alive, so that the others' blocks can still be delivered.
 void ConnectAndLeave(const std::string& folder, std::unique_ptr<DataPlane>& rest) {
   const Deadline deadline = Clock::now() + std::chrono::milliseconds(kTimeoutMs);
   const std::shared_ptr<Store> store = MakeFileStore(folder);
@@ -77,7 +77,7 @@ void ConnectAndLeave(const std::string& folder, std::unique_ptr<DataPlane>& rest
   rest = std::move(transport->data);
 }
 
-// UCX does not hear of it, and the links are measured over UCX.
+// UCX does not notice the loss while the links are measured over UCX.
 TEST(UcxConnect, ARankThatIsLostWhileLinksAreMeasuredIsNamedOnEveryOther) {
   if (const absl::Status here = UcxIsHere(); !here.ok()) GTEST_SKIP() << here;
   const std::string folder = testing::TempDir() + "/thinwire_lost_" + std::to_string(getpid());
@@ -97,7 +97,7 @@ TEST(UcxConnect, ARankThatIsLostWhileLinksAreMeasuredIsNamedOnEveryOther) {
   }
 }
 
-// A fault of one rank alone, and the words that the others hear of it.
+// A fault of one rank, and the words that the others' messages must contain.
 struct Fault {
   const char* name;
   void (*make)(tw_options& options);
@@ -141,7 +141,7 @@ void ExpectHeard(const Outcome& other, int faulty, const std::string& words) {
   }
 }
 
-// The others would wait for it until their deadline.
+// Without the message the others would wait until their deadline.
 TEST(Connect, ARankThatFailsAloneTellsTheOthersWhy) {
   for (const Fault& fault : kFaults) {
     for (const int faulty : {0, 1}) {
@@ -170,7 +170,7 @@ TEST(Connect, ARankThatFailsAloneTellsTheOthersWhy) {
   }
 }
 
-// A local group is there while somebody waits in it.
+// A local group exists only while a rank waits in it.
 TEST(Connect, ARankOfALocalGroupThatFailsAloneTellsThoseWhoWait) {
   std::atomic<bool> heard = false;
   std::thread waiting([&] {

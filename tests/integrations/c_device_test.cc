@@ -1,4 +1,4 @@
-// The C interface with tensors on a device: CPU threads in the place of libthinwire_cuda.so.
+// The C interface with tensors on a device: CPU threads in place of libthinwire_cuda.so.
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 
@@ -37,7 +37,7 @@ class CDeviceTest : public testing::Test {
     api_ = reinterpret_cast<Function>(dlsym(library, thinwire::kernels::kDeviceApiSymbol))();
   }
 
-  // body(comm, rank's device memory of 10,000 floats, all rank + 1) on a thread for each rank.
+  // Calls body(comm, memory) on one thread per rank; the memory holds 10,000 floats of rank + 1.
   template <typename Body>
   void RunRanks(const char* group, Body body) {
     std::vector<std::thread> threads;

@@ -1,5 +1,5 @@
-// A forked child shares the connections of its parent's communicators and has none of their
-// threads. So it can do nothing with them, and its parent must not notice that it tried.
+// A forked child shares the connections of its parent's communicators but has none of their
+// threads. It can't use them, and its attempts must not affect the parent.
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/wait.h>
@@ -17,14 +17,14 @@
 
 namespace {
 
-// What both ranks hold before the fork.
+// State of each rank before the fork.
 struct Rank {
   tw_comm* comm = nullptr;
   tw_bucket* bucket = nullptr;
   std::vector<float> values = std::vector<float>(100000);
   std::vector<float> others = std::vector<float>(100000);
 
-  // A work and a use of the bucket, which the peer is yet to start.
+  // Starts a work and a use of the bucket, neither of which the peer has started yet.
   tw_work* StartBoth() {
     tw_work* work = nullptr;
     EXPECT_EQ(tw_all_reduce_async(values.data(), values.data(), values.size(), TW_F32, TW_MEAN,
@@ -84,12 +84,12 @@ class Fork : public testing::Test {
       for (float& value : own.values) value = static_cast<float>(rank);
       EXPECT_EQ(own.AllReduce(own.values.size()), TW_OK) << tw_last_error();
       EXPECT_NEAR(own.values[0], 0.5f, 0.01f);
-      EXPECT_EQ(own.AllReduce(4), TW_OK) << tw_last_error();  // a raw one
+      EXPECT_EQ(own.AllReduce(4), TW_OK) << tw_last_error();  // goes raw
     });
   }
 
-  // The exit code of a child that runs `body`, which returns the number of what went wrong, and
-  // that is killed where it hangs.
+  // Returns the exit code of a child that runs `body`, which returns the number of the check that
+  // failed. A child that hangs is killed.
   static int CodeOfChild(const std::function<int()>& body) {
     const pid_t child = fork();
     if (child == 0) {
@@ -202,8 +202,8 @@ TEST_F(Fork, AChildMayHaveAGroupOfItsOwn) {
             0);
 }
 
-// Rank 0 in a process of its own, which is killed after a step and leaves a child behind, as a data
-// loader's worker may be. The child lives until `end` is closed.
+// Runs rank 0 in a process of its own that is killed after a step and leaves a child behind, such
+// as a data loader's worker. The child lives until `end` is closed.
 [[noreturn]] void BeKilledBesideAChild(tw_options options, const int (&end)[2]) {
   tw_comm* comm = nullptr;
   float x[4] = {};

@@ -21,7 +21,7 @@ namespace {
 
 using thinwire::Normal;
 
-// body(rank, kv) on a thread for each worker; the servers are threads too.
+// Calls body(rank, kv) on one thread per worker; the servers are threads as well.
 void RunStore(int workers, int servers, const std::function<void(tw_kv_options*)>& set,
               const std::function<void(int, tw_kv*)>& body, tw_status served = TW_OK) {
   std::vector<std::thread> threads;
@@ -51,8 +51,8 @@ std::function<void(tw_kv_options*)> Local(const char* group) {
   return [group](tw_kv_options* options) { options->local_group = group; };
 }
 
-// A store in sync without an optimizer is an allreduce: the same bits in fp32, first of all with
-// two workers.
+// A synchronous store without an optimizer is an allreduce: it gives the same bits in fp32, also
+// with two workers.
 TEST(CKv, Fp32SyncHasTheBitsOfAnAllreduce) {
   for (const int workers : {2, 3, 4}) {
     for (const int servers : {1, 2}) {
@@ -182,7 +182,7 @@ TEST(CKv, RowsGoAndCome) {
   });
 }
 
-// A server as a process of its own, which serves when its parent says so.
+// A server in a process of its own, which starts to serve when Start is called.
 class ServerProcess {
  public:
   explicit ServerProcess(const std::function<tw_status()>& serve) {
@@ -206,8 +206,8 @@ class ServerProcess {
   pid_t process_ = 0;
 };
 
-// SIGKILL over ZeroMQ: key b is trained as key a was, whose server was killed several times on the
-// way, and has the same bits.
+// SIGKILL over ZeroMQ: key b is trained like key a, whose server was killed several times during
+// the training, and has the same bits.
 TEST(CKv, AKilledServerThatIsStartedAgainHasTheSameBits) {
   const thinwire::OwnFolder folder;
   const std::string setting = folder.File("journal") + ",bytes=300000";
@@ -287,7 +287,7 @@ TEST(CKv, WrongArgumentsAreRefused) {
   EXPECT_EQ(create([&] { options.rank = 1; }), TW_INVALID_ARGUMENT);
   EXPECT_NE(std::string(tw_last_error()).find("tw_kv_serve"), std::string::npos);
   EXPECT_EQ(create([&] { options.rank = -1; }), TW_INVALID_ARGUMENT);
-  EXPECT_EQ(create([&] { options.rank = 5000; }), TW_INVALID_ARGUMENT);  // of too many workers
+  EXPECT_EQ(create([&] { options.rank = 5000; }), TW_INVALID_ARGUMENT);  // too many workers
   EXPECT_EQ(create([&] { options.workers = 0; }), TW_INVALID_ARGUMENT);
   EXPECT_EQ(create([&] { options.workers = INT_MAX; }), TW_INVALID_ARGUMENT);
   EXPECT_EQ(create([&] { options.servers = INT_MAX; }), TW_INVALID_ARGUMENT);
@@ -297,7 +297,7 @@ TEST(CKv, WrongArgumentsAreRefused) {
   options.rank = 1;
   options.local_group = "wrong";
   options.journal = "/nowhere,bytes=none";
-  options.timeout_ms = 100;  // in which workers that come are told
+  options.timeout_ms = 100;  // workers that arrive within it get the error
   EXPECT_EQ(tw_kv_serve(&options), TW_INVALID_ARGUMENT);
   EXPECT_NE(std::string(tw_last_error()).find("durable=fsync"), std::string::npos);
   EXPECT_EQ(create([&] { options.local_group = nullptr; }), TW_INVALID_ARGUMENT);

@@ -1,4 +1,4 @@
-// A process that gets no more memory or threads: a typed error on every rank, and no abort.
+// A process that gets no more memory or threads: every rank gets a typed error, and none aborts.
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 #include <pthread.h>
@@ -16,7 +16,7 @@
 
 namespace {
 
-// How many more threads the calling thread may start, and whether it gets large memory.
+// How many threads this thread may still start, and whether its large allocations succeed.
 thread_local int threads_left = 1 << 30;
 thread_local bool memory_is_left = true;
 
@@ -28,7 +28,7 @@ Function* Next(const char* name) {
 }  // namespace
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr bool kInterposes = false;  // sanitizers have functions of these names themselves
+constexpr bool kInterposes = false;  // sanitizers define these functions themselves
 #else
 constexpr bool kInterposes = true;
 
@@ -56,14 +56,14 @@ struct Outcome {
   std::string message;
 };
 
-class CLimits : public testing::TestWithParam<bool> {  // over Gloo, not in the process
+class CLimits : public testing::TestWithParam<bool> {  // true: over Gloo; false: in process
  protected:
   void SetUp() override {
     if (!kInterposes) GTEST_SKIP() << "sanitizers start threads and take memory themselves";
   }
   void TearDown() override { std::filesystem::remove_all(folder_); }
 
-  // Rank 1 may start so many threads while it connects, and gets memory for residuals or not.
+  // Rank 1 may start `threads` threads while it connects. `memory`: it gets memory for residuals.
   std::vector<Outcome> Run(int threads, bool memory) {
     const std::string group = "limits" + std::to_string(++runs_);
     std::vector<Outcome> outcomes(kRanks);
@@ -107,7 +107,7 @@ class CLimits : public testing::TestWithParam<bool> {  // over Gloo, not in the 
 INSTANTIATE_TEST_SUITE_P(Over, CLimits, testing::Bool(),
                          [](const auto& info) { return info.param ? "Gloo" : "InProcess"; });
 
-// Each of its threads in turn is the one that can't start.
+// Each of the rank's threads in turn fails to start.
 TEST_P(CLimits, ARankThatCanStartNoThreadIsATypedErrorOnAll) {
   int threads = 0;
   for (bool starts = false; !starts; ++threads) {

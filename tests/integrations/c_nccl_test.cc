@@ -1,4 +1,4 @@
-// The C interface over NCCL: CPU threads in the place of GPUs, a fake library in that of libnccl.
+// The C interface over NCCL, with CPU threads in place of GPUs and a fake libnccl.
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 #include <stdlib.h>
@@ -59,7 +59,7 @@ class CNcclTest : public testing::Test {
     return options;
   }
 
-  // What the transport says that it is, after an allreduce whose result was looked at.
+  // Checks the result of an allreduce, and returns the transport's description of itself.
   std::string Reduce(int rank, const char* transport, const char* device, int ordinal) {
     const tw_options options = OptionsFor(rank, transport, device);
     tw_comm* comm = nullptr;

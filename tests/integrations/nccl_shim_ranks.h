@@ -1,5 +1,5 @@
-// Ranks under the shim, as threads of one process over the fake NCCL, each with a shim of its own,
-// as if it were a process of its own, and a device of its own.
+// Ranks under the shim, as threads of one process over the fake NCCL. Each has its own shim, as if
+// it were a process, and its own device.
 #ifndef THINWIRE_TESTS_INTEGRATIONS_NCCL_SHIM_RANKS_H_
 #define THINWIRE_TESTS_INTEGRATIONS_NCCL_SHIM_RANKS_H_
 
@@ -20,8 +20,8 @@ namespace thinwire {
 
 using Environment = std::map<std::string, std::string>;
 
-// The host's device with a graph that is being captured from every stream, or not, and counts of
-// what is allocated, and of what was released on each device.
+// The host's device, whose streams claim to be captured if `capturing` is 1. Counts the pieces that
+// are allocated, and those released on each device.
 struct WatchedDevices {
   static inline std::atomic<int> capturing{0}, allocated{0};
   static inline std::array<std::atomic<int>, 8> released{};
@@ -51,7 +51,7 @@ struct WatchedDevices {
 
 class ShimRank {
  public:
-  // `node`: of those that the ranks are on.
+  // `node`: the number of the rank's node.
   ShimRank(int rank, const Environment& environment, int node)
       : device_(DeviceOfRank(rank)), shim_(SettingsIn(environment), Means(node)) {
     stream_ = *device_->MakeStream();
@@ -60,7 +60,7 @@ class ShimRank {
   NcclShim& shim() { return shim_; }
   NcclHandle comm = nullptr;
 
-  // The program's part. Memory is the program's, and the same in each call of one name.
+  // The calls that a program makes. A buffer name stands for the same memory in every call.
   template <typename T>
   std::vector<T> Reduce(const std::vector<T>& values, NcclDataType type, NcclReduceOp op,
                         const std::string& name = "buffer", bool in_place = true) {
@@ -80,7 +80,7 @@ class ShimRank {
   std::vector<float> Sum(const std::vector<float>& values, const std::string& name = "buffer") {
     return Reduce(values, kNcclF32, kNcclSum, name);
   }
-  // The program has `ranks` ranks; in place, the result lies in the input's own part.
+  // The program has `ranks` ranks. In place, the result goes into this rank's part of the input.
   std::vector<float> Scatter(const std::vector<float>& values, int rank, int ranks,
                              bool in_place = false) {
     const size_t count = values.size() / ranks;
@@ -95,8 +95,8 @@ class ShimRank {
     EXPECT_TRUE(stream_->Synchronize(Clock::now() + std::chrono::seconds(20)).ok());
     return reduced;
   }
-  const void* config = nullptr;  // of the next calls
-  NcclResult result = kNcclOk;   // of the last call
+  const void* config = nullptr;  // for the next calls
+  NcclResult result = kNcclOk;   // from the last call
 
   DeviceStream& stream() { return *stream_; }
   Device& device() { return *device_; }
@@ -105,7 +105,7 @@ class ShimRank {
     const absl::MutexLock lock(&mu_);
     return said_;
   }
-  // Changes what the shim finds; before its first call.
+  // Set before the shim's first call to change the device that it finds.
   std::function<absl::StatusOr<std::shared_ptr<Device>>(int)> open_device = [](int ordinal) {
     return MakeDevice(WatchedDevices::Api(), ordinal, "host:" + std::to_string(ordinal));
   };
@@ -140,14 +140,14 @@ class ShimRank {
 
 using Ranks = std::vector<std::unique_ptr<ShimRank>>;
 
-// The id of a communicator, as rank 0's program gets it.
+// Returns a communicator id, as rank 0's program gets it.
 inline NcclUniqueId NewId(ShimRank& rank) {
   NcclUniqueId id;
   EXPECT_EQ(rank.shim().GetUniqueId(&id), kNcclOk);
   return id;
 }
 
-// Runs body(rank) on a thread each, between making a communicator and destroying it.
+// Calls body(rank) on one thread per rank, after creating a communicator and before destroying it.
 inline void OnRanks(Ranks& ranks, const std::function<void(int)>& body) {
   const NcclUniqueId id = NewId(*ranks[0]);
   std::vector<std::thread> threads;
@@ -173,7 +173,7 @@ inline Ranks RanksWith(int world, const std::function<Environment(int rank)>& en
   return ranks;
 }
 
-// Blocks of 256 elements over several shards, and a rest that is no whole block.
+// Several shards with blocks of 256 elements, and a last block that is not whole.
 inline constexpr size_t kCount = 5000;
 
 inline Environment OptedIn(const std::string& codec = "int8") {
@@ -194,7 +194,7 @@ inline std::vector<float> ValuesOf(int rank, size_t count = kCount) {
   return values;
 }
 
-// As the fake NCCL adds them up.
+// The sum as the fake NCCL computes it.
 inline std::vector<float> ExactSum(int world, size_t count = kCount) {
   std::vector<double> sum(count);
   for (int rank = 0; rank < world; ++rank) {

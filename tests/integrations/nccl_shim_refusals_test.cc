@@ -1,4 +1,4 @@
-// Ranks that can't compress, or do not agree: all of them say why, and go on uncompressed.
+// If ranks can't compress or don't agree, all of them say why and continue uncompressed.
 #include <gtest/gtest.h>
 #include <sys/socket.h>
 
@@ -11,7 +11,7 @@
 namespace thinwire {
 namespace {
 
-// All ranks go on uncompressed, and say `words`, the same on all of `sayers`.
+// Expects all ranks to continue uncompressed, and each of `sayers` to say `words`.
 void ExpectRefusal(Ranks& ranks, const std::vector<std::string>& words,
                    const std::vector<int>& sayers) {
   const int world = static_cast<int>(ranks.size());
@@ -59,7 +59,7 @@ TEST_F(NcclShimTest, AWrongSettingOfOneRankIsHeardByAll) {
   }
 }
 
-// It can tell nobody, so the others wait for it, and no longer than their deadline.
+// A rank without the shim can tell nobody, so the others wait for it, until their deadline.
 TEST_F(NcclShimTest, ARankWithoutTheShimIsADeadline) {
   Ranks ranks = RanksWith(3, [](int r) {
     if (r == 1) return Environment();
@@ -155,7 +155,7 @@ TEST(NcclMeetingTest, AllHearTheSameAndLateOnesToo) {
       heard[0].status());
 }
 
-// A rank that waits for less long than the others does not go on alone: the round ends for all.
+// A rank with a shorter timeout does not continue alone: the round ends for all.
 TEST(NcclMeetingTest, TheFirstDeadlineIsThatOfAll) {
   MeetingHost host;
   NcclUniqueId id = MadeByNccl();
@@ -173,8 +173,7 @@ TEST(NcclMeetingTest, TheFirstDeadlineIsThatOfAll) {
   EXPECT_LT(Clock::now() - start, kLong / 2) << "it has waited for its own time";
 }
 
-// Neither those who connect and say nothing, nor those who say something wrong, nor a guest that
-// goes away: members meet as if nobody else were there.
+// Strangers that connect and say nothing or something wrong, or that leave, change nothing.
 TEST(NcclMeetingTest, StrangersChangeNothing) {
   MeetingHost host;
   NcclUniqueId id = MadeByNccl();

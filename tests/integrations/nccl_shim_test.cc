@@ -59,8 +59,8 @@ TEST_F(NcclShimTest, HalvesAreCompressedAsTheyAre) {
   }
 }
 
-// What one step loses the next ones bring: the sum of many results stays as near as one. Without
-// residuals the loss is the same in every step.
+// Later steps bring what one step lost: the sum of many results is as close as a single one.
+// Without residuals every step loses the same.
 TEST_F(NcclShimTest, ResidualsOfABufferAreKept) {
   constexpr int kSteps = 20;
   for (const bool feedback : {true, false}) {
@@ -87,7 +87,7 @@ TEST_F(NcclShimTest, ResidualsOfABufferAreKept) {
   }
 }
 
-// Several chunks of 8 Mi elements, and of a rest.
+// A chunk of 8 Mi elements and one of the remainder.
 TEST_F(NcclShimTest, LargeBuffersGoInChunks) {
   if (kSanitized) GTEST_SKIP() << "it takes 10 s, and does nothing that smaller ones do not";
   constexpr size_t kMany = size_t{11} << 20;
@@ -104,7 +104,7 @@ TEST_F(NcclShimTest, LargeBuffersGoInChunks) {
   EXPECT_GE(Fake().groups - groups, 2 * 2 * 2) << "two hops of two chunks on two ranks";
 }
 
-// Each of these is NCCL's own, and exact.
+// Each of these calls goes to NCCL, and its result is exact.
 TEST_F(NcclShimTest, AllElsePasses) {
   Ranks ranks = RanksWithCodec(2, "int8");
   OnRanks(ranks, [&](int r) {
@@ -148,7 +148,7 @@ TEST_F(NcclShimTest, CapturedCallsPass) {
   OnRanks(ranks, [&](int r) { EXPECT_NE(ranks[r]->Sum(ValuesOf(r)), ExactSum(2)); });
 }
 
-// Nothing is asked, and nothing is said.
+// Without an opt-in the shim asks and says nothing.
 TEST_F(NcclShimTest, WithoutAnOptInNothingChanges) {
   const int made = Fake().made;
   Ranks ranks = RanksWith(2, [](int) { return Environment(); });
@@ -195,7 +195,7 @@ TEST_F(NcclShimTest, AnUnalignedAddressIsAnError) {
   });
 }
 
-// A peer that is gone leaves kernels waiting, which the program's abort ends, as without the shim.
+// If a peer is gone its kernels keep waiting, until the program aborts, as without the shim.
 TEST_F(NcclShimTest, AnAbortEndsWhatHangs) {
   Ranks ranks = RanksWithCodec(2, "int8");
   const NcclUniqueId id = NewId(*ranks[0]);
@@ -234,7 +234,7 @@ TEST_F(NcclShimTest, AFunctionThatIsNotThereIsSaid) {
   }
 }
 
-// Elements of different nodes meet encoded; in what way they do inside, the GPUs decide.
+// Elements are encoded between nodes; the GPUs decide how they go inside a node.
 TEST_F(NcclShimTest, NodesOfSeveralRanksGoByNodes) {
   const auto meets_in_host_memory = [](int ordinal) {
     kernels::DeviceApi api = WatchedDevices::Api();
@@ -259,7 +259,7 @@ TEST_F(NcclShimTest, NodesOfSeveralRanksGoByNodes) {
 }
 
 TEST_F(NcclShimTest, ReduceScattersAreCompressedOnRequest) {
-  constexpr size_t kEach = 1500;  // no whole blocks
+  constexpr size_t kEach = 1500;  // not whole blocks
   for (const bool asked : {true, false}) {
     Ranks ranks = RanksWith(3, [&](int) {
       Environment environment = OptedIn("int8");
@@ -279,9 +279,9 @@ TEST_F(NcclShimTest, ReduceScattersAreCompressedOnRequest) {
   }
 }
 
-// As programs for NCCL 2.31 may.
+// Calls that programs for NCCL 2.31 may make.
 TEST_F(NcclShimTest, CallsWithAConfigurationAreAsThoseWithout) {
-  constexpr size_t kConfig = 64;  // its size, which comes first
+  constexpr size_t kConfig = 64;  // the struct's size is its first field
   for (const bool opted_in : {true, false}) {
     Ranks ranks = RanksWith(2, [&](int) { return opted_in ? OptedIn("int8") : Environment(); });
     const int configured = Fake().configured;
@@ -295,7 +295,7 @@ TEST_F(NcclShimTest, CallsWithAConfigurationAreAsThoseWithout) {
   }
 }
 
-// One process with several communicators on threads of their own, one of which does not block.
+// Two groups of communicators in one process work at the same time, each rank on its own thread.
 TEST_F(NcclShimTest, CommunicatorsAreIndependent) {
   Ranks ranks = RanksWithCodec(4, "int8");
   Ranks others = RanksWithCodec(2, "int4");
@@ -347,7 +347,7 @@ TEST_F(NcclShimTest, AnObserverCountsAndChangesNothing) {
     ranks[r]->shim().GroupEnd();
   });
   const std::string report = ranks[0]->shim().Report();
-  // 3 calls of 20,000 bytes among two ranks.
+  // 3 calls of 20,000 bytes between two ranks.
   for (const char* words : {"3 could go compressed", "1 smaller than", "1 of other elements",
                             "4 of f32, below 64 KiB: 0.1 MB", "0.1 MB by NCCL's ring",
                             "as int8 (3.97 x less)", "as int4 (7.88 x less)", "10 Gb/s"}) {
@@ -355,8 +355,8 @@ TEST_F(NcclShimTest, AnObserverCountsAndChangesNothing) {
   }
 }
 
-// NCCL's ring leaves a node once with 2 (n - 1) / n of all, the exchange by nodes with a row's part
-// of each rank: here 6 bytes an element, and 1.0078 or 0.5078.
+// By NCCL's ring a node sends 2 (n - 1) / n of all bytes; in the exchange by nodes each of its
+// ranks sends its row's part. Here that is 6 bytes per element, against 1.0078 or 0.5078.
 TEST_F(NcclShimTest, AnObserverCountsWhatNodesSend) {
   Ranks ranks = RanksWith(4, [](int) {
     return Environment{{"THINWIRE_NCCL_OBSERVE", "1"},
@@ -371,8 +371,8 @@ TEST_F(NcclShimTest, AnObserverCountsWhatNodesSend) {
   }
 }
 
-// To free is to wait for all that the device does, as cudaFree does: for exchanges of other
-// communicators too, whose peers may be waiting in the same way.
+// Freeing memory waits for all work of the device, as cudaFree does. That includes exchanges of
+// other communicators, whose peers may be waiting in the same way.
 TEST_F(NcclShimTest, NothingIsFreedBeforeTheEnd) {
   Ranks ranks = RanksWithCodec(2, "int8");
   Ranks divided = RanksWith(2, [](int r) { return OptedIn(r == 0 ? "int8" : "int4"); });

@@ -1,4 +1,4 @@
-/* A program that was compiled against the first release's header, as functions for a test. */
+/* A program compiled against the first release's header, as functions for a test. */
 #ifndef THINWIRE_TESTS_INTEGRATIONS_OLD_CALLER_H_
 #define THINWIRE_TESTS_INTEGRATIONS_OLD_CALLER_H_
 
@@ -8,13 +8,13 @@
 extern "C" {
 #endif
 
-/* One rank of two that meet under the name `group`: int8, 3 lanes, chunks of 8192 bytes, everything
- * compressed, a momentum of 0.5, a trace. Replaces `values` by what a named allreduce gives.
- * Returns the first status that is not 0. */
+/* Runs one rank of two that meet under the name `group`: int8, 3 lanes, chunks of 8192 bytes, all
+ * tensors compressed, a momentum of 0.5, a trace. Replaces `values` by the result of a named
+ * allreduce. Returns the first status that is not 0. */
 int OldCallerAllReduce(int rank, const char* group, const char* trace_path, float* values,
                        size_t count);
 
-/* A simulated step of two ranks with int4 and p3. Returns the status. */
+/* Simulates a step of two ranks with int4 and p3. Returns the status. */
 int OldCallerSimulate(double* step_s);
 
 #ifdef __cplusplus

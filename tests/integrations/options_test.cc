@@ -1,4 +1,4 @@
-// Structs that know their size: callers who were compiled against an older or a newer thinwire.h.
+// Structs that contain their size: callers compiled against an older or a newer thinwire.h.
 #include <gtest/gtest.h>
 
 #include <cstddef>
@@ -24,7 +24,7 @@ struct Free {
   void operator()(void* memory) const { std::free(memory); }
 };
 
-// Options in memory of exactly `bytes` bytes, so that the address sanitizer sees one too many.
+// Options in exactly `bytes` bytes of memory, so that the address sanitizer finds an access beyond.
 std::unique_ptr<tw_options, Free> OptionsOf(size_t bytes) {
   auto* options = static_cast<tw_options*>(std::malloc(bytes));
   std::memset(static_cast<void*>(options), 0xff, bytes);
@@ -32,7 +32,7 @@ std::unique_ptr<tw_options, Free> OptionsOf(size_t bytes) {
   return std::unique_ptr<tw_options, Free>(options);
 }
 
-// The outcome of tw_comm_create; the message is empty if it succeeded.
+// The result of tw_comm_create; the message is empty if it succeeded.
 struct Made {
   tw_status status;
   std::string message;
@@ -100,8 +100,8 @@ TEST(Options, StructsWithoutASizeNeverGrow) {
   EXPECT_EQ(sizeof(tw_layer), sizeof(old::tw_layer));
 }
 
-// The other rank is compiled against today's header. The handshake compares most of the options,
-// so both ranks read the same fields; the trace shows that the last one is read as well.
+// The other rank is compiled against today's header. The handshake compares most options, so both
+// ranks read the same fields; the trace shows that the last field is read as well.
 TEST(Options, ACallerOfTheFirstReleaseWorksWithOneOfToday) {
   const thinwire::OwnFolder folder;
   const std::string trace = folder.File("trace.json");
@@ -198,7 +198,7 @@ TEST(Options, TheReservedFieldSaysWhatTookItsPlace) {
   }
 }
 
-// A struct that is too small for any release is zeroed and no more.
+// A struct that is too small for any release is only zeroed.
 TEST(Options, InitKeepsWithinAnySize) {
   for (const size_t bytes : {size_t{1}, size_t{8}, sizeof(old::tw_options) - 8}) {
     const auto options = OptionsOf(bytes);

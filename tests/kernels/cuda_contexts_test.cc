@@ -1,5 +1,5 @@
-// The current context of a thread after a call on a device. The driver is a stand-in: a stack of
-// contexts for each thread, as CUDA's has.
+// A thread's current context after a call on a device. The driver is a stand-in with a stack of
+// contexts per thread, like CUDA's.
 #include "kernels/cuda_contexts.h"
 
 #include <gtest/gtest.h>

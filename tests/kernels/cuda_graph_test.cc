@@ -1,5 +1,5 @@
-// Launches can be captured in a CUDA graph: nothing is allocated but what the graph itself holds,
-// nothing waits, and no host memory is read when the graph runs.
+// Launches can be captured in a CUDA graph: only the graph itself holds memory, nothing waits, and
+// no host memory is read when the graph runs.
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
@@ -27,7 +27,7 @@ class CudaGraph : public testing::Test {
     if (handle_ != nullptr) cudaStreamDestroy(handle_);
   }
 
-  // Makes a graph of what `launch` queues on the stream.
+  // Captures the work that `launch` queues on the stream in a graph.
   void Capture(const std::function<void()>& launch) {
     ASSERT_TRUE(stream_->Synchronize(InTime()).ok());
     ASSERT_EQ(cudaStreamBeginCapture(handle_, cudaStreamCaptureModeGlobal), cudaSuccess);
@@ -47,7 +47,7 @@ class CudaGraph : public testing::Test {
 };
 
 class CudaGraphOf : public CudaGraph, public testing::WithParamInterface<const char*> {};
-// Codecs of widths need memory between their launches, which is a part of the graph.
+// Codecs with widths need memory between their launches; it is part of the graph.
 INSTANTIATE_TEST_SUITE_P(All, CudaGraphOf, testing::Values("int4", "adaptive"),
                          [](const auto& info) { return std::string(info.param); });
 
@@ -74,7 +74,7 @@ TEST_P(CudaGraphOf, ReplaysWhatWasCaptured) {
   }
 }
 
-// Which elements are sent, and how many reach the threshold, the host never hears.
+// The host never learns which elements are sent, or how many reach the threshold.
 TEST_F(CudaGraph, TopKReplays) {
   const Backend& codecs = stream_->backend();
   const CodecSpec spec = *CodecSpec::Parse("topk:density=0.01");

@@ -1,4 +1,4 @@
-// Threads that never chose a device, on a GPU: our calls reach it, and leave no context behind.
+// Threads that never chose a device, on a GPU: our calls run on it and leave no context behind.
 #include <gtest/gtest.h>
 
 #include <thread>

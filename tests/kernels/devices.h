@@ -1,5 +1,5 @@
-// The devices that tests of kernels and of device buffers run on: CPU threads that stand for a GPU,
-// and the first CUDA device where there is one.
+// The devices that tests of kernels and device buffers run on: CPU threads in place of a GPU, and
+// the first CUDA device if there is one.
 #ifndef THINWIRE_TESTS_KERNELS_DEVICES_H_
 #define THINWIRE_TESTS_KERNELS_DEVICES_H_
 
@@ -28,7 +28,7 @@
 
 namespace thinwire {
 
-// The stand-in with whole tiles only, as launches of many elements have them.
+// Runs the stand-in with whole tiles only, as launches of many elements do.
 template <auto kEntry, typename Launch>
 int WithWholeTiles(int ordinal, const Launch* launch, void* stream) {
   Launch whole = *launch;
@@ -63,7 +63,7 @@ inline const kernels::DeviceApi& WholeTilesApi() {
   return api;
 }
 
-// "host", "whole" or "cuda"; the last may be Unimplemented, and says why.
+// `name` is "host", "whole" or "cuda"; "cuda" may return Unimplemented with the reason.
 inline absl::StatusOr<std::shared_ptr<Device>> TestDevice(const std::string& name) {
   if (name == "whole") return MakeDevice(WholeTilesApi(), 0, "host:0");
   if (name == "host") return MakeDevice(kernels::HostDeviceApi(), 0, "host:0");
@@ -74,7 +74,7 @@ inline std::chrono::steady_clock::time_point InTime() {
   return std::chrono::steady_clock::now() + std::chrono::seconds(60);
 }
 
-// Values as a tensor of a dtype.
+// Returns values stored as a tensor of a dtype.
 inline std::vector<uint8_t> Stored(const std::vector<float>& values, DType dtype) {
   std::vector<uint8_t> bytes(values.size() * SizeOf(dtype));
   const auto* wire = reinterpret_cast<const uint8_t*>(values.data());
@@ -82,9 +82,10 @@ inline std::vector<uint8_t> Stored(const std::vector<float>& values, DType dtype
   return bytes;
 }
 
-// Memory of a device, or pinned memory of the host, that tests have done with: a GPU takes longer
-// to give some than to run most of their kernels, and they ask for it some 290,000 times. Pieces
-// have sizes of powers of two, so sanitizers find less with it: there all memory is a test's own.
+// Recycles device memory and pinned host memory between tests: a GPU takes longer to allocate than
+// to run most kernels, and the tests allocate some 290,000 times. Sizes are rounded up to powers of
+// two, which would hide errors from sanitizers, so with a sanitizer every test allocates its own
+// memory.
 class SpareMemory {
  public:
   enum class Kind { kDevice, kPinned };
@@ -102,9 +103,9 @@ class SpareMemory {
 
  private:
   using Key = std::tuple<std::string, Kind, size_t>;
-  static constexpr std::string_view kForSanitizers = "EveryKernelOnce";  // of GPUs
+  static constexpr std::string_view kForSanitizers = "EveryKernelOnce";  // on GPUs
 
-  // Until the end of the process: a driver may be gone before the program's variables.
+  // Never destroyed: the driver may be gone before the program's static variables.
   static SpareMemory& All() {
     static SpareMemory* const all = new SpareMemory;
     return *all;
@@ -129,11 +130,11 @@ class SpareMemory {
   std::map<Key, std::vector<DeviceMemory>> pieces_ ABSL_GUARDED_BY(mu_);
 };
 
-// Bytes on a device between two guards, whose content tells of a write out of bounds. A test
-// reads some of its last work's, which waits for all work, before any goes out of scope.
+// Bytes on a device between two guards, whose content shows a write out of bounds. Before any goes
+// out of scope, a test must Read one that its last work wrote: that waits for all work.
 class OnDevice {
  public:
-  // `from`: bytes to begin with; null: whatever.
+  // `from`: the initial bytes; null: unspecified.
   OnDevice(Device& device, DeviceStream& stream, size_t bytes, size_t skew = 0,
            const void* from = nullptr)
       : stream_(stream),
@@ -169,7 +170,7 @@ class OnDevice {
   DeviceMemory pinned_, memory_;
 };
 
-// Work of a stream of the host's device that goes on until the end of the scope.
+// Keeps a stream of the host's device busy until the end of the scope.
 class Held {
  public:
   explicit Held(DeviceStream& stream) {
@@ -178,11 +179,11 @@ class Held {
   ~Held() { over_->Notify(); }
 
  private:
-  // Shared, since the stream may look at it once more when the scope has ended.
+  // Shared, since the stream may still access it after the scope has ended.
   const std::shared_ptr<absl::Notification> over_ = std::make_shared<absl::Notification>();
 };
 
-// Tests of kernels, by the name of a device; skipped where that is not here.
+// Base of kernel tests. The parameter is a device's name; skipped if this machine does not have it.
 class KernelsOnDevice : public testing::TestWithParam<std::string> {
  protected:
   void SetUp() override {

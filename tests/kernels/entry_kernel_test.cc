@@ -18,7 +18,6 @@ CodecSpec TopK(uint32_t density_ppm) {
   return {.id = codecs::TopK::kTraits.id, .density_ppm = density_ppm};
 }
 
-// Finite ones of one spread, of which a threshold says something.
 // How a tensor is encoded; the momentum is DGC's.
 struct EntryEncoding {
   CodecSpec spec;
@@ -30,12 +29,12 @@ struct EntryEncoding {
 
 class EntryKernelTest : public KernelChecks {
  protected:
-  // Returns the threshold that is left.
+  // Returns the new threshold.
   float CheckEncode(const EntryEncoding& c, const std::vector<float>& values);
-  // Entries that are added, times a factor.
+  // Checks entries that are added, times a factor.
   void CheckAdded(const CodecSpec& spec, const std::vector<float>& values);
   void CheckSum(const CodecSpec& spec, size_t numel, int ranks);
-  // The adding kernel's result, from any bytes.
+  // Returns the adding kernel's result for any bytes.
   std::vector<float> Decoded(const CodecSpec& spec, const std::vector<uint8_t>& bytes,
                              size_t numel);
 };
@@ -53,7 +52,7 @@ float EntryKernelTest::CheckEncode(const EntryEncoding& c, const std::vector<flo
   OnDevice g = Put(gradient, c.skew * SizeOf(c.dtype));
   OnDevice r = Put(BytesOf(residual), c.skew * sizeof(float));
   OnDevice u = Put(BytesOf(velocity)), t = Put(threshold);
-  OnDevice wire = Put(std::vector<uint8_t>(bytes, 0xAA));  // padding must be written, too
+  OnDevice wire = Put(std::vector<uint8_t>(bytes, 0xAA));  // padding must be written as well
   backend().Encode(c.spec, {.gradient = {g.data(), numel, c.dtype},
                             .residual = c.feedback ? r.floats() : nullptr,
                             .wire = wire.data(),
@@ -123,8 +122,8 @@ TEST_P(EntryKernelTest, EveryLengthFrom0To4097) {
   }
 }
 
-// Around the border of a sub-block, with every kind of guess: none, far too low, about right, a
-// little and far too high.
+// Sizes around the end of a sub-block, with every kind of guess: none, far too low, about right, a
+// little too high and far too high.
 TEST_P(EntryKernelTest, EveryGuessAroundASubBlock) {
   for (const size_t numel : {65535, 65536, 65537, 140001}) {
     if (kSanitized && numel != 65537) continue;
@@ -167,7 +166,7 @@ TEST_P(EntryKernelTest, EveryDTypeWithAndWithoutFeedbackAndMomentum) {
   }
 }
 
-// Values that are not finite leave residual and momentum alone, and are sent first.
+// Values that are not finite are sent first, and leave residual and momentum unchanged.
 TEST_P(EntryKernelTest, ElementsThatAreNotFinite) {
   const std::vector<float> nans = Nans(20000, kSeed);
   CheckEncode({.spec = TopK(10000), .momentum = true}, nans);
@@ -198,7 +197,7 @@ TEST_P(EntryKernelTest, TiesGoToTheLowestIndex) {
   }
 }
 
-// A run of large values in some tiles: their candidates find no room in the list.
+// Some tiles hold runs of large values, so their candidates do not fit into the list.
 TEST_P(EntryKernelTest, CandidatesWithoutRoom) {
   std::vector<float> values = Residuals(100000, 5);
   for (size_t i = 30000; i < 60000; ++i) values[i] += 10.0f;
@@ -228,7 +227,7 @@ TEST_P(EntryKernelTest, SumsInRankOrder) {
   CheckSum(TopK(40000), 4097, 2 * kernels::kMaxWires + 3);  // in several launches
 }
 
-// Little data and all code, for compute-sanitizer.
+// Little data but all code, for compute-sanitizer.
 TEST_P(EntryKernelTest, EveryKernelOnce) {
   for (const float threshold : {0.0f, 0.9f, 1e30f}) {
     CheckEncode({.spec = TopK(10000), .momentum = true, .threshold = threshold},
@@ -251,7 +250,7 @@ std::vector<float> EntryKernelTest::Decoded(const CodecSpec& spec,
   return values;
 }
 
-// Bytes that CheckWire refuses on the host make their part of the result NaN here, and no more.
+// Bytes that CheckWire refuses on the host turn only their part of the result into NaN here.
 TEST_P(EntryKernelTest, MalformedBytesBecomeNan) {
   const size_t numel = 70000;
   const CodecSpec spec = TopK(10000);
@@ -265,10 +264,10 @@ TEST_P(EntryKernelTest, MalformedBytesBecomeNan) {
     const std::vector<float> values = Decoded(spec, bytes, numel);
     return std::count_if(values.begin(), values.end(), [](float x) { return x != x; });
   };
-  EXPECT_EQ(nans(0, 0), numel);                    // counts that add up to less
-  EXPECT_EQ(nans(0, 0xffffffff), numel);           // and to more
+  EXPECT_EQ(nans(0, 0), numel);                    // counts with a smaller sum
+  EXPECT_EQ(nans(0, 0xffffffff), numel);           // a larger sum
   EXPECT_EQ(nans(4 + 300, 3), 65536);              // an index that does not ascend
-  EXPECT_EQ(nans(4 + 699, 65535), 70000 - 65536);  // one behind the last element
+  EXPECT_EQ(nans(4 + 699, 65535), 70000 - 65536);  // one past the last element
   std::vector<float> expected(numel);
   ScalarBackend().Decode(spec, good.data(), {expected.data(), numel});
   EXPECT_EQ(Decoded(spec, good, numel), expected);

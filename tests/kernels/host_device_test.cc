@@ -1,5 +1,5 @@
-// Devices as libraries other than ours see them: events that the host asks for without waiting, the
-// thread's current device, identities. On CPU threads, which can be made to wait.
+// Devices as other libraries see them: events that the host polls without waiting, the thread's
+// current device, identities. It runs on CPU threads, which can be made to wait.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -21,7 +21,7 @@ std::shared_ptr<Device> HostDevice(int ordinal) {
   return MakeDevice(kernels::HostDeviceApi(), ordinal, "host:" + std::to_string(ordinal));
 }
 
-// A machine whose driver knows CUDA up to a version, or has none: 0.
+// A machine whose driver supports CUDA up to version kDriver; 0: no driver.
 template <int kDriver>
 absl::Status DevicesWithDriver(int runtime) {
   kernels::DeviceApi api = kernels::HostDeviceApi();
@@ -59,8 +59,8 @@ TEST(HostDevice, AnEventIsReachedWhenTheWorkBeforeItIsDone) {
   EXPECT_TRUE(stream->HasReached(event));
 }
 
-// An event goes back to its pool when nobody needs it any more, before it is reached, and is then
-// recorded on another stream. Who waits for the first point is not let go by the second.
+// An event returns to its pool once nobody uses it, even before it is reached, and is then recorded
+// on another stream. Reaching the second point must not release those that wait for the first.
 TEST(HostDevice, AnEventMayBeRecordedAnewWhileStreamsWaitForIt) {
   const auto device = HostDevice(0);
   const auto slow = *device->MakeStream(), fast = *device->MakeStream();
@@ -121,7 +121,7 @@ TEST(Synchronize, GivesUpWhenNobodyNeedsItAnyMore) {
   EXPECT_EQ(given_up, absl::CancelledError("the group ended"));
 }
 
-// As CUDA does, which calls nobody after a failure.
+// As in CUDA, no callback is called after a failure.
 struct LostCall {
   void (*function)(void*) = nullptr;
   void* argument = nullptr;
@@ -160,7 +160,7 @@ TEST(HostDevice, DevicesHaveIdentitiesAndMemoryOfTheirOwn) {
   EXPECT_FALSE(first->Holds(memory.get()));
 }
 
-// Freeing waits for work of that device, but not for another rank's.
+// Freeing waits for the work of that device, but not for another rank's device.
 TEST(HostDevice, FreeingWaitsForTheDevicesOwnWorkOnly) {
   const auto first = HostDevice(0), second = HostDevice(1);
   const auto stream = *first->MakeStream();
@@ -174,14 +174,14 @@ TEST(HostDevice, FreeingWaitsForTheDevicesOwnWorkOnly) {
       own.reset();
       freed = true;
     });
-    std::this_thread::sleep_for(std::chrono::milliseconds(20));  // time enough to go wrong
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));  // enough for a wrong free
     EXPECT_FALSE(freed);
   }
   freeing.join();
   EXPECT_TRUE(freed);
 }
 
-// The work of a checkpoint is linear: a bucket of many parameters is read once, and a load reads
+// A checkpoint takes linear time: a bucket of many parameters is read once, and a load reads
 // nothing that it replaces.
 TEST(ErrorFeedback, ACheckpointReadsEachArrayOfABucketOnce) {
   for (const size_t parameters : {3u, 48u}) {
@@ -208,7 +208,7 @@ TEST(ErrorFeedback, ACheckpointReadsEachArrayOfABucketOnce) {
   }
 }
 
-// What a kernel may do wrong with bytes that it fetches while it goes on.
+// Errors that a kernel can make with bytes that it fetches while it continues.
 class StagedDeathTest : public testing::Test {
  protected:
   static constexpr unsigned kBytes = 16;

@@ -23,7 +23,7 @@ void KernelChecks::CheckEncode(const Encoding& c, const std::vector<float>& valu
   OnDevice g = Put(gradient, c.skew * SizeOf(c.dtype));
   OnDevice r = Put(BytesOf(residual), c.skew * sizeof(float));
   OnDevice v = Put(BytesOf(velocity), c.skew * sizeof(float));
-  OnDevice wire = Put(std::vector<uint8_t>(bytes, 0xAA));  // padding must be written, too
+  OnDevice wire = Put(std::vector<uint8_t>(bytes, 0xAA));  // padding must be written as well
 
   EncodeArgs on_device{.gradient = {g.data(), numel, c.dtype}, .wire = wire.data()};
   EncodeArgs on_host = on_device;
@@ -61,7 +61,7 @@ void KernelChecks::CheckDecode(const CodecSpec& spec, const std::vector<float>& 
   if (dtype != DType::kF32) return;
 
   std::vector<float> sum = Residuals(numel, numel);
-  for (size_t i = 0; i < numel; i += 3) sum[i] = -0.0f;  // which an entry of 0 leaves
+  for (size_t i = 0; i < numel; i += 3) sum[i] = -0.0f;  // an entry of 0 leaves it
   OnDevice added = Put(BytesOf(sum), skew * sizeof(float));
   backend().DecodeAdd(spec, wire.data(), {added.floats(), numel});
   ScalarBackend().DecodeAdd(spec, bytes.data(), sum);
@@ -77,7 +77,7 @@ void KernelChecks::CheckReduce(const CodecSpec& up, const CodecSpec& down, size_
   copies.reserve(ranks);
   for (int r = 0; r < ranks; ++r) {
     if (r == owner) continue;
-    // Special blocks of one rank only, so that they meet plain ones.
+    // Only one rank has special blocks, so that they are combined with plain ones.
     std::vector<float> values =
         r == 0 ? Values(numel, kSeed + numel) : Residuals(numel, kSeed + 31 * numel + r);
     wires[r].resize(EncodedBytes(up, numel));
@@ -114,7 +114,7 @@ void KernelChecks::CheckReduce(const CodecSpec& up, const CodecSpec& down, size_
   ASSERT_EQ(device_wire.Read(), wire);
   ASSERT_EQ(device_own.Read(), out) << "the result";
   ASSERT_EQ(device_residual.Read(), BytesOf(residual)) << "residuals";
-  scratch.Read();  // for its guards
+  scratch.Read();  // checks its guards
 }
 
 }  // namespace thinwire

@@ -1,5 +1,5 @@
-// Checks of one call of a device's backend against the scalar reference: bytes, residuals, values,
-// and what lies around them.
+// Checks one call of a device's backend against the scalar reference: bytes, residuals, values, and
+// the memory around them.
 #ifndef THINWIRE_TESTS_KERNELS_KERNEL_CHECKS_H_
 #define THINWIRE_TESTS_KERNELS_KERNEL_CHECKS_H_
 
@@ -29,13 +29,13 @@ struct Encoding {
 
 class KernelChecks : public KernelsOnDevice {
  protected:
-  // Codecs of elements, blocks and widths; the momentum is the engine's.
+  // For codecs of elements, blocks and widths, with the engine's momentum.
   void CheckEncode(const Encoding& c, const std::vector<float>& values);
-  // All codecs, to a dtype, and added to floats.
+  // For all codecs: decodes to a dtype, and adds to floats.
   void CheckDecode(const CodecSpec& spec, const std::vector<float>& values, DType dtype,
                    size_t skew);
-  // In place, as the engine does. `owner`: the rank whose shard is not encoded. `damage` may change
-  // the wire bytes of rank 0.
+  // Reduces in place, as the engine does. `owner`: the rank whose shard is not encoded. `damage`
+  // may change the wire bytes of rank 0.
   using Damage = std::function<void(uint8_t* wire)>;
   void CheckReduce(const CodecSpec& up, const CodecSpec& down, size_t numel, DType dtype, int ranks,
                    int owner, const Damage& damage = nullptr);

@@ -1,5 +1,5 @@
-// The kernels give the scalar reference's bytes, residuals and values: on CPU threads always, on a
-// GPU where there is one.
+// The kernels give the scalar reference's bytes, residuals and values: on CPU threads always, and
+// on a GPU if there is one.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -14,14 +14,14 @@
 namespace thinwire {
 namespace {
 
-// Options that have code of their own.
+// Specs whose options have kernels of their own.
 constexpr const char* kSpecs[] = {"int4:hadamard=1,seed=7"};
 constexpr const char* kOtherSpecs[] = {
     "int4:block=128",    "int8:block=128",           "int8:block=512",
     "onebit:block=128",  "onebit:block=1024",        "int4:block=4096",
     "onebit:block=4096", "adaptive:bits=0.5,seed=7", "adaptive:bits=6,floor=2"};
 
-// All codecs with kernels but those of entries (entry_kernel_test.cc), and those options.
+// All codecs with kernels except those of entries (entry_kernel_test.cc), and kSpecs.
 std::vector<std::string> CodeSpecs() {
   std::vector<std::string> specs(std::begin(kSpecs), std::end(kSpecs));
   for (const CodecTraits& codec : kCodecs) {
@@ -67,8 +67,7 @@ TEST_P(KernelTest, MemoryOfATestIsTheNextOnes) {
 }
 
 TEST_P(KernelTest, EveryLengthFrom0To4097) {
-  // The sizes of tiles depend on the number of blocks, and the last block is the same in all of
-  // them.
+  // Tile sizes depend on the number of blocks, and the last block is the same in all of them.
   const bool few = kSanitized || GetParam() == "whole";
   for (const std::string& text : CodeSpecs()) {
     const CodecSpec spec = Spec(text);
@@ -111,13 +110,13 @@ TEST_P(KernelTest, ReduceInRankOrder) {
     }
     for (size_t numel = 0; numel <= 4097; numel += 1 + numel % (kSanitized ? 149 : 37)) {
       CheckReduce(Spec(up), Spec(up), numel, DType::kF32, 2 + numel % 8, numel % 2);
-      CheckReduce(Spec(up), Spec(up), numel, DType::kF32, 2, 2);  // none of the wires is its own
+      CheckReduce(Spec(up), Spec(up), numel, DType::kF32, 2, 2);  // no shard of its own
       if (HasFatalFailure()) return;
     }
   }
 }
 
-// More ranks than a launch takes, wherever the own shard is; the last owner is none of them.
+// More ranks than a launch takes, with the owner's shard at any place; the last has no owner.
 TEST_P(KernelTest, ReduceOfManyRanksInRankOrder) {
   constexpr int kMost = kernels::kMaxWires;
   const CodecSpec int8 = Spec("int8");
@@ -132,7 +131,7 @@ TEST_P(KernelTest, ReduceOfManyRanksInRankOrder) {
   }
 }
 
-// Little data and all code, for compute-sanitizer.
+// Little data but all code, for compute-sanitizer.
 TEST_P(KernelTest, EveryKernelOnce) {
   for (const std::string& text : AllSpecs()) {
     for (const DType dtype : kDTypes) {
@@ -146,7 +145,7 @@ TEST_P(KernelTest, EveryKernelOnce) {
   }
 }
 
-// A result of another codec than the wires', as bf16 is of bf16 tensors: without bytes of its own.
+// The result's codec differs from the wires', as bf16 for bf16 tensors, and has no wire bytes.
 TEST_P(KernelTest, ReduceToAnotherCodecWithoutWireBytes) {
   for (const size_t numel : {1, 300, 5000}) {
     std::vector<float> other = Values(numel, 1);
@@ -171,9 +170,8 @@ TEST_P(KernelTest, ReduceToAnotherCodecWithoutWireBytes) {
   }
 }
 
-// As small tensors and fp32 go: a result, and no bytes.
-// Scales that no encoder makes, of one rank: a NaN keeps its bits, and an infinity makes NaNs of
-// codes that are 0.
+// Scales that no encoder produces, from one rank: a NaN keeps its bits, and an infinity makes NaNs
+// of codes that are 0.
 TEST_P(KernelTest, ReduceOfDamagedScales) {
   const auto damage = [](uint8_t* wire) {
     constexpr uint16_t kScales[] = {0x7f81, 0x7f80, 0xffc1, 0x3f80, 0xff80, 0x0001, 0x7fff};
@@ -208,7 +206,7 @@ TEST_P(KernelTest, ReduceWithoutWireBytes) {
   EXPECT_EQ(device_own.Read(), BytesOf(out));
 }
 
-// More shards than one launch takes, of all sizes, some empty.
+// More shards than one launch takes, of all sizes, some of them empty.
 TEST_P(KernelTest, ManyShardsAtOnce) {
   const CodecSpec spec = Spec("int4");
   const size_t shards = 2 * kernels::kMaxJobs + 5;
@@ -264,7 +262,7 @@ TEST_P(KernelTest, CopyFiniteLeavesTheRest) {
   }
 }
 
-// In one pass each, which the host makes several of; where m is not finite, the velocity stays.
+// Each kernel makes one pass where the host makes several. Velocity stays if m is not finite.
 TEST_P(KernelTest, MomentumAroundAnExchange) {
   for (const DType dtype : kDTypes) {
     for (const size_t numel : {0, 1, 100, 4096, 10001}) {
@@ -290,7 +288,7 @@ TEST_P(KernelTest, MomentumAroundAnExchange) {
   }
 }
 
-// In the pass that encodes, of all codecs: gradient, velocity and residual are read once.
+// Momentum within the encoding pass, for all codecs: gradient, velocity and residual are read once.
 TEST_P(KernelTest, MomentumInTheEncoding) {
   for (const std::string& text : AllSpecs()) {
     for (const DType dtype : kDTypes) {
@@ -304,7 +302,7 @@ TEST_P(KernelTest, MomentumInTheEncoding) {
   }
 }
 
-// To and from every dtype, by each codec of elements. tests/compress/nan_test.cc holds the
+// Converts to and from every dtype by each codec of elements. tests/compress/nan_test.cc checks the
 // reference against FORMAT.md.
 TEST_P(KernelTest, NansKeepTheirBits) {
   const size_t numel = 4099;
@@ -329,7 +327,7 @@ TEST_P(KernelTest, NansKeepTheirBits) {
   }
 }
 
-// FORMAT.md: onebit's sum has one order, which random blocks hardly tell from another.
+// FORMAT.md fixes the order of onebit's sum, which random blocks hardly ever reveal.
 TEST_P(KernelTest, OneBitSumsInItsOrder) {
   for (const uint32_t block : {128u, 256u, 4096u}) {
     CodecSpec spec = Spec("onebit");

@@ -1,4 +1,4 @@
-// The device of CPU threads, with counts of what is asked of it.
+// The device of CPU threads, with counts of the calls that it gets.
 #ifndef THINWIRE_TESTS_KERNELS_WATCHED_DEVICE_H_
 #define THINWIRE_TESTS_KERNELS_WATCHED_DEVICE_H_
 
@@ -15,17 +15,17 @@
 
 namespace thinwire {
 
-// Counts over all watched devices of the program.
+// Counts over all watched devices of the process.
 struct DeviceCounts {
   std::atomic<int> allocated = 0, pinned = 0;  // pieces of memory
-  std::atomic<int> pooled = 0;                 // launches that need a room and have none
+  std::atomic<int> pooled = 0;                 // launches that need a room but have none
   std::atomic<int> queries = 0;
-  std::atomic<int> copies_queued = 0, copies = 0;  // the latter are done
+  std::atomic<int> copies_queued = 0, copies = 0;  // queued, and done
   std::atomic<int> cold = 0;  // launches of kernels whose code was not loaded before
 };
 inline DeviceCounts device_counts;
 
-// What chooses the kernels of a launch.
+// The values that select the kernels of a launch.
 struct KernelKey {
   int entry;
   CodecId up{}, down{};
@@ -34,7 +34,7 @@ struct KernelKey {
   friend auto operator<=>(const KernelKey&, const KernelKey&) = default;
 };
 
-// Of launches with tiles, counts those before which none of their kernels' code was loaded.
+// Counts the launches with tiles whose kernels' code was not loaded before.
 inline void CountCold(const KernelKey& key, uint32_t tiles) {
   static absl::Mutex mu;
   static std::set<KernelKey> loaded;

@@ -1,5 +1,5 @@
-// adaptive's kernels where a shard's blocks depend on each other: bytes, residuals and values are
-// the scalar reference's. kernel_test.cc has every length, dtype and reduction.
+// adaptive's kernels, in which a shard's blocks depend on each other: bytes, residuals and values
+// are the scalar reference's. kernel_test.cc covers every length, dtype and reduction.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -16,7 +16,7 @@ constexpr const char* kAdaptive[] = {"adaptive:bits=0.5", "adaptive:bits=1,floor
 
 class WidthsKernelTest : public KernelsOnDevice {
  protected:
-  // Encodes with feedback, then decodes the bytes of it.
+  // Encodes with feedback, then decodes the result.
   void Check(const std::string& text, std::vector<float> gradient) {
     SCOPED_TRACE(text + " of " + std::to_string(gradient.size()));
     const CodecSpec spec = *CodecSpec::Parse(text);
@@ -41,7 +41,7 @@ class WidthsKernelTest : public KernelsOnDevice {
 INSTANTIATE_TEST_SUITE_P(On, WidthsKernelTest, testing::Values("host", "cuda"),
                          [](const auto& info) { return info.param; });
 
-// Heads are all the same, so the threshold leaves bits over, which the first blocks get.
+// All heads are equal, so the threshold leaves bits over, which the first blocks get.
 TEST_P(WidthsKernelTest, EqualBlocksShareWhatIsLeft) {
   for (const char* spec : kAdaptive) {
     for (const size_t blocks : {1, 2, 15, 16, 17, 255, 257, 4200}) {
@@ -53,7 +53,7 @@ TEST_P(WidthsKernelTest, EqualBlocksShareWhatIsLeft) {
   }
 }
 
-// As many tiles as the team that plans has threads, and more.
+// As many tiles as the planning team has threads, and more.
 TEST_P(WidthsKernelTest, ManyTiles) {
   for (const size_t numel : {65535, 65536, 65537, 257 * 4096 + 5}) {
     Check("adaptive", Values(numel, numel));
@@ -62,7 +62,7 @@ TEST_P(WidthsKernelTest, ManyTiles) {
   Check("adaptive:bits=4.3125,floor=1", Values(65537, 1));
 }
 
-// The bytes that no block can take are zero, wherever they lie.
+// Bytes that no block can use are zero, wherever they are.
 TEST_P(WidthsKernelTest, FewBlocksHaveCodes) {
   for (const char* spec : kAdaptive) {
     for (const float other : {0.0f, 0x1p-120f, INFINITY, NAN, 0x1p127f}) {
@@ -75,7 +75,7 @@ TEST_P(WidthsKernelTest, FewBlocksHaveCodes) {
   }
 }
 
-// Around the sizes at which squares vanish or overflow, and heads become tiny or not finite.
+// Magnitudes around which squares underflow or overflow, and heads become tiny or not finite.
 TEST_P(WidthsKernelTest, EveryMagnitude) {
   std::vector<float> gradient;
   for (int exponent = -149; exponent <= 127; ++exponent) {

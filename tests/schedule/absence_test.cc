@@ -1,5 +1,5 @@
-// A parameter without a gradient: it counts as zeros, what was kept of it waits, and nothing is
-// lost. A call's own divisor: weights, and members that do not count.
+// A parameter without a gradient counts as zeros, its residual and momentum wait, and nothing is
+// lost. A call may set its own divisor: for weights, and for members that do not count.
 #include <limits>
 #include <mutex>
 
@@ -12,13 +12,13 @@ namespace {
 constexpr int kWorld = 3;
 constexpr size_t kA = 1500, kB = 2700, kC = 900;
 
-// a, b, c in one bucket; several chunks, some with parts of two of them. With two codecs the
-// partition moves b behind the others.
+// a, b and c in one bucket of several chunks, some of which hold parts of two of them. With two
+// codecs the partition moves b behind the others.
 std::vector<Segment> Segments(uint32_t codec_of_b) {
   return {{"a", 0, kA, kA, 0}, {"b", 0, kB, kB, codec_of_b}, {"c", 0, kC, kC, 0}};
 }
 
-// Reduces a step's gradients, without b's on ranks where it is absent.
+// Reduces a step's gradients, without b's if it is absent on this rank.
 std::vector<float> Reduce(Engine& engine, int rank, int step, bool absent,
                           const std::vector<Segment>& segments) {
   std::vector<float> values = Gradient(kA + kB + kC, 5, rank, step);
@@ -57,7 +57,7 @@ class AbsenceTest : public testing::TestWithParam<Case> {
     options.momentum.beta = GetParam().momentum;
     if (GetParam().one_hop) {
       options.chunk_bytes = 1 << 20;
-      options.min_bytes = 20000;  // too little for the raw values
+      options.min_bytes = 20000;  // too little to send the tensor raw
     }
     return options;
   }
@@ -73,7 +73,7 @@ INSTANTIATE_TEST_SUITE_P(ExactZeros, AbsenceTest,
                                          Case{"int4", "topk:density=0.03"},
                                          Case{"topk:density=0.03", nullptr, 0.9f}));
 
-// Where nobody has a gradient, nothing of what is kept leaves.
+// If no rank has a gradient of a parameter, its state does not change.
 TEST_P(AbsenceTest, WhatIsKeptWaits) {
   RunRanks(Wire::kInProcess, kWorld, MakeOptions(), [&](int rank, Engine& engine) {
     const std::vector<Segment> segments = MakeSegments();
@@ -84,7 +84,7 @@ TEST_P(AbsenceTest, WhatIsKeptWaits) {
     if (sparse()) {
       EXPECT_EQ(Kept(engine, "b").arrays, before.arrays);
     }
-    EXPECT_NE(Kept(engine, "a").first, a.first);  // the others go on
+    EXPECT_NE(Kept(engine, "a").first, a.first);  // the other parameters go on
     Reduce(engine, rank, 4, false, segments);
     EXPECT_NE(Kept(engine, "b").first, before.first);
   });
@@ -97,7 +97,7 @@ INSTANTIATE_TEST_SUITE_P(All, AbsenceBooksTest,
                                          "topk:density=0.03", "int4:hadamard=1",
                                          "int8:rounding=stochastic"));
 
-// Ranks that have no gradient for it alternate, and sometimes none has one.
+// The ranks without a gradient of b alternate, and in some steps no rank has one.
 TEST_P(AbsenceBooksTest, LoseNothing) {
   std::vector<double> given(kA + kB + kC), sent(given.size()), kept(given.size());
   std::mutex mu;
@@ -136,8 +136,7 @@ TEST(Absence, OfASegmentThatIsNotThereIsAnError) {
   });
 }
 
-// Twice the ranks as divisor halves every bit of the mean, and half of a power of two is exact: in
-// every algorithm, for a handle and in later steps as well.
+// A divisor of twice the ranks halves the mean exactly, in every algorithm and in later steps.
 TEST(Divisor, ReplacesTheNumberOfRanks) {
   for (const int world : {1, 2, 3, 4}) {
     for (const char* codec : {"fp32", "int4", "adaptive", "topk:density=0.02"}) {
@@ -190,7 +189,7 @@ TEST(Divisor, MakesAWeightedMeanThatIsEqualOnAllRanks) {
   EXPECT_EQ(results[0], results[2]);
 }
 
-// Nobody knows the next step's divisor, so such a tensor is announced, while others are predicted.
+// The next step's divisor is unknown, so such a tensor is announced; other tensors are predicted.
 TEST(Divisor, MayChangeFromStepToStepWhereOrdersArePredicted) {
   Options options = SmallChunks("int4");
   options.predict = Predict::kAlways;

@@ -1,5 +1,4 @@
-// What ranks tell one another while they agree on a data plane, and how they hear of one that dies
-// or stops meanwhile.
+// The messages by which ranks agree on a data plane, and how a rank that dies or stops is found.
 #include "schedule/join/agree.h"
 
 #include <gtest/gtest.h>
@@ -30,14 +29,14 @@ Board BoardOf(Transport& transport, Clock::duration patience = kTimeout) {
   return {"tea", transport.members(), transport, 0, Clock::now() + patience, kTimeout};
 }
 
-// The board of the node of two ranks which that rank is in.
+// Returns the board of this rank's node, which has two ranks.
 Board NodeBoardOf(Transport& transport, Clock::duration patience = kTimeout) {
   const int rank = transport.members().rank, first = rank - rank % 2;
   return {"tea", {rank - first, 2}, transport, first, Clock::now() + patience, kTimeout};
 }
 
-// What `attempt` comes to once it names those that stay away and nobody else. On a machine that
-// stands still others may be late as well; they have more time in each further attempt.
+// Repeats `attempt` until its status contains `words`, and returns its last status. On an
+// overloaded machine other ranks may be late as well, so each further attempt has more time.
 absl::Status Expecting(const std::string& words,
                        const std::function<absl::Status(Clock::duration)>& attempt) {
   absl::Status status;
@@ -48,7 +47,7 @@ absl::Status Expecting(const std::string& words,
   return status;
 }
 
-// body(rank) on a thread for each rank.
+// Calls body(rank) on one thread per rank.
 void OnRanks(int world, const std::function<void(int)>& body) {
   std::vector<std::thread> ranks;
   for (int rank = 0; rank < world; ++rank) ranks.emplace_back([&, rank] { body(rank); });
@@ -76,7 +75,7 @@ TEST(Board, EverybodyHearsEverybody) {
   });
 }
 
-// Two nodes of two ranks, each of which has the same topic.
+// Two nodes of two ranks, which use the same topic.
 TEST(Board, NeighboursAgreeAmongThemselves) {
   std::vector<Transport> transports = MakeInProcessTransports(4);
   OnRanks(4, [&](int rank) {
@@ -92,7 +91,7 @@ TEST(Board, NeighboursAgreeAmongThemselves) {
   });
 }
 
-// A rank that waited for the deadline would say that it has passed.
+// If a rank waited for the deadline instead, its error would say that the deadline has passed.
 TEST(GlooBoard, ARankThatDiesIsALostPeerWhateverIsChosen) {
   for (const TransportKind kind :
        {TransportKind::kUcx, TransportKind::kNccl, TransportKind::kAuto}) {
@@ -125,7 +124,7 @@ TEST(GlooBoard, RanksThatStayAwayAreNamed) {
   EXPECT_TRUE(absl::StrContains(status.message(), words)) << status;
 }
 
-// Rank 0 has stopped; rank 2 waits for it, and rank 3, which is further, for rank 2.
+// Rank 0 has stopped. Rank 2 waits for it, and rank 3, which is on another board, for rank 2.
 TEST(GlooBoard, ARankThatWaitsItselfIsNotTakenForTheOneThatStopped) {
   std::vector<absl::Status> ends(4);
   const std::string words = " in time: rank 0 did not answer";
@@ -146,8 +145,8 @@ TEST(GlooBoard, ARankThatWaitsItselfIsNotTakenForTheOneThatStopped) {
   }
 }
 
-// The rank whose time is over first closes its connections: it says why, so that another one, which
-// notices no more than that, can tell its caller.
+// The rank that times out first closes its connections. It sends its reason before that, so that a
+// rank that sees only closed connections can report the reason to its caller.
 TEST(GlooBoard, TheReasonOfWhoGaveUpFirstIsEverybodys) {
   std::vector<absl::Status> failures(2);
   const std::string words =
@@ -196,7 +195,7 @@ TEST(Board, AnOutcomeIsEverybodys) {
   });
 }
 
-// Whoever asked on would find that nobody answers, and blame all of them.
+// A rank that continued to ask would get no answers, and would blame all other ranks.
 TEST(GlooBoard, AFailureThatCannotBeToldIsNotBlamedOnTheOthers) {
   std::vector<Transport> transports = ConnectGlooRanks(3);
   const Board board = BoardOf(transports[0]);
@@ -207,7 +206,7 @@ TEST(GlooBoard, AFailureThatCannotBeToldIsNotBlamedOnTheOthers) {
   EXPECT_EQ(TellOutcome(over, "outcome", mine), mine);
 }
 
-// Which plane an answer goes by follows from its topic; the deadline ends the wait on each.
+// The topic decides which plane an answer uses; the deadline ends the wait on every plane.
 TEST(Board, WhoIsLateIsNamedWhereAnswersGoByPlanesOfTheirOwn) {
   for (const std::string topic : {"black", "green", "white", "yellow", "oolong", "mint"}) {
     std::vector<Transport> transports = MakeInProcessTransports(2),

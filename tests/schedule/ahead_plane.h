@@ -1,4 +1,4 @@
-// AheadPlane: a data plane that gains by receiving ahead, and counts who makes use of it.
+// AheadPlane: a data plane that benefits from receives started ahead, and counts them.
 #ifndef THINWIRE_TESTS_SCHEDULE_AHEAD_PLANE_H_
 #define THINWIRE_TESTS_SCHEDULE_AHEAD_PLANE_H_
 
@@ -15,13 +15,13 @@ namespace thinwire {
 struct AheadCounts {
   std::atomic<int> expected{0};
   std::atomic<int> started{0};  // with blocks to send at once
-  std::atomic<int> dropped{0};  // of those expected: destroyed before they were waited for
-  bool fails = false;           // every exchange, when it is waited for
+  std::atomic<int> dropped{0};  // expected exchanges that were destroyed before Wait
+  bool fails = false;           // every exchange fails in Wait
 };
 
 class AheadPlane final : public PlaneOver {
  public:
-  // `counts` outlives it.
+  // `counts` must outlive the plane.
   AheadPlane(std::unique_ptr<DataPlane> inner, AheadCounts& counts)
       : inner_(std::move(inner)), counts_(counts) {}
 

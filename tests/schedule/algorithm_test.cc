@@ -1,5 +1,5 @@
-// All algorithms, by hand: ranks that are advanced together, without an engine. Each must send what
-// it says that it sends, give every rank the same bits, and divide by what the use says.
+// All algorithms without an engine: the ranks are advanced together. Each algorithm must send the
+// bytes that it declares, give every rank the same bits, and divide by the use's divisor.
 #include "schedule/collective/algorithm.h"
 
 #include <algorithm>
@@ -26,8 +26,7 @@ struct Rank {
   const Hop* hop = nullptr;
 };
 
-// Runs one chunk on all ranks, and returns the bytes that each hop sends, in the mean over the
-// ranks.
+// Runs one chunk on all ranks, and returns the bytes sent per hop, averaged over the ranks.
 std::vector<double> Exchange(const Partition& partition, const CodecPair& codec, uint64_t tag,
                              float scale, std::vector<Rank>& ranks) {
   const Chunk& chunk = partition.chunks[0];
@@ -126,7 +125,7 @@ TEST(Algorithm, SendsWhatItSays) {
       ASSERT_EQ(sent.size(), static_cast<size_t>(algorithm.hops)) << algorithm.name;
       ASSERT_EQ(costs.size(), sent.size() + 1) << algorithm.name;
       for (size_t hop = 0; hop < sent.size(); ++hop) {
-        // Shards are padded, and cut at blocks.
+        // Shards are padded, and cut at block boundaries.
         EXPECT_NEAR(costs[hop].bytes, sent[hop], 0.04 * sent[hop] + 64)
             << algorithm.name << ", " << text << ", hop " << hop;
       }
@@ -137,8 +136,8 @@ TEST(Algorithm, SendsWhatItSays) {
   }
 }
 
-// A launch on a device takes 256 wires. Ranks whose codecs run on one have the bits of hosts,
-// wherever among the wires their own shard is.
+// A launch on a device takes 256 wires. Ranks with codecs on a device get the bits of ranks on the
+// host, whatever the position of their own shard among the wires.
 TEST(Algorithm, MoreRanksThanALaunchTakesHaveTheHostsBits) {
   constexpr int kNodes = 260, kBlock = 128;
   static_assert(kNodes > kernels::kMaxWires + 3);
@@ -154,7 +153,7 @@ TEST(Algorithm, MoreRanksThanALaunchTakesHaveTheHostsBits) {
   const struct {
     Partition partition;
     CodecPair codec;
-    int size;  // of a node
+    int size;  // ranks per node
   } cases[] = {
       {MakePartition(all(kNodes * kBlock), kNodes, By(int8, Topology::kFlat)), int8, 1},
       {MakePartition(all(kNodes * kBlock), kNodes * 2, by_nodes), int8, 2},

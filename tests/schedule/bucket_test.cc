@@ -1,5 +1,5 @@
 // Buckets that are registered once and submitted many times: the bits of calls by name, no
-// allocation, and descriptions that change.
+// allocation, and changed descriptions.
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
@@ -72,7 +72,7 @@ TEST(Bucket, GivesTheBitsOfCallsByName) {
   }
 }
 
-// Leaves out what the control plane allocates for a frame on its way.
+// Does not count the allocations by which the control plane sends a frame.
 class UncountedControl final : public ControlPlane {
  public:
   explicit UncountedControl(std::unique_ptr<ControlPlane> plane) : plane_(std::move(plane)) {}
@@ -99,8 +99,8 @@ std::vector<Transport> UncountedTransports(int world) {
   return transports;
 }
 
-// Except where it has more to do at once than any before it (of what a rank hears meanwhile, the
-// thread that submits carries out a part), so one round of steps without an allocation is enough.
+// A submit may still allocate if it has more to do at once than any before it, since the submitting
+// thread does part of the rank's other work. So one round of steps without allocations is enough.
 TEST(Bucket, ALaterSubmitAllocatesNothing) {
   constexpr int kRounds = 6, kRound = 40;
   for (const char* codec : {"fp32", "int4"}) {
@@ -113,16 +113,16 @@ TEST(Bucket, ALaterSubmitAllocatesNothing) {
       for (int step = 0; step < kRounds * kRound; ++step) {
         if (step % kRound == 0) counted = 0;
         ++begun;
-        while (begun < 2 * (step + 1)) std::this_thread::yield();  // nothing of a step is left
+        while (begun < 2 * (step + 1)) std::this_thread::yield();  // nothing of a step is in flight
         counting = true;
         allocations = 0;
         auto work = engine.Submit(bucket, {.input = View(values), .output = View(values)});
         counting = false;
         counted += allocations;
-        engine.EndStep();  // else rank 0 remembers what the step has so far
+        engine.EndStep();  // else rank 0 keeps recording the step
         ASSERT_TRUE(work.ok() && (*work)->Wait().ok()) << engine.status();
-        // The lane that ended it holds it a moment longer; the engine's own reference and this one
-        // stay.
+        // The lane that ended the use holds it a moment longer. References of the engine and of
+        // this test remain.
         while (work->use_count() > 2) std::this_thread::yield();
         if ((step + 1) % kRound == 0) least = std::min(least, counted);
       }
@@ -131,7 +131,7 @@ TEST(Bucket, ALaterSubmitAllocatesNothing) {
   }
 }
 
-// Another description under the same name is another bucket, and the residuals go along.
+// A new description under the same name makes another bucket, and residuals move to it.
 TEST(Bucket, ANameDescribedAnewKeepsItsResiduals) {
   constexpr size_t kA = 1500, kB = 2700;
   RunRanks(Wire::kInProcess, 2, SmallChunks("int4"), [](int rank, Engine& engine) {
@@ -151,13 +151,13 @@ TEST(Bucket, ANameDescribedAnewKeepsItsResiduals) {
     EXPECT_TRUE(after.first == before.first && after.second == before.second);
     EXPECT_NE(before.first, std::vector<float>(kA)) << "the test would show nothing";
 
-    // The older handle is as good as ever.
+    // The older handle still works.
     values = Gradient(kA + kB, 5, rank, 2);
     EXPECT_TRUE(Reduce(engine, first, values).ok()) << engine.status();
   });
 }
 
-// Residuals lose nothing when a parameter moves between buckets, and from the mean to the sum.
+// No residual is lost when a parameter moves between buckets, or from the mean to the sum.
 TEST(Bucket, WhatDescriptionsSendAndKeepAddsUp) {
   constexpr int kWorld = 2;
   std::vector<double> given(kNumel), sent(kNumel), kept(kNumel);

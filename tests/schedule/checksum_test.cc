@@ -1,5 +1,5 @@
-// Damaged bytes between ranks: with checksums a typed error on every rank, whichever way a tensor
-// goes; without them a wrong result that nobody notices.
+// Damaged bytes between ranks: with checksums every rank gets a typed error, whichever way a tensor
+// takes; without them the result is wrong and nobody notices.
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -15,7 +15,7 @@ namespace {
 
 constexpr int kWorld = 3, kVictim = 1;
 
-// Transports of which one rank's receives a wrong bit in its exchange number `at`, from 0.
+// Transports in which rank kVictim receives a wrong bit in its exchange number `at`, from 0.
 std::vector<Transport> Damaged(Wire wire, int at) {
   std::vector<Transport> transports = Connect(wire, kWorld);
   std::unique_ptr<DataPlane>& plane = transports[kVictim].data;
@@ -26,7 +26,7 @@ std::vector<Transport> Damaged(Wire wire, int at) {
 struct Way {
   const char* name;
   size_t numel;
-  int exchanges;  // that may be hit
+  int exchanges;  // exchanges that may be damaged
 };
 
 class ChecksumTest : public testing::TestWithParam<Wire> {};
@@ -35,7 +35,7 @@ INSTANTIATE_TEST_SUITE_P(All, ChecksumTest, testing::Values(Wire::kInProcess, Wi
                            return info.param == Wire::kGloo ? "Gloo" : "InProcess";
                          });
 
-// Raw in one exchange, encoded in one exchange, and by chunks in two hops, either of which is hit.
+// Raw in one exchange, encoded in one exchange, and by chunks in two hops, each damaged in turn.
 TEST_P(ChecksumTest, DamageIsNamedOnEveryRank) {
   Options options;
   options.chunk_bytes = 64 << 10;
@@ -51,7 +51,7 @@ TEST_P(ChecksumTest, DamageIsNamedOnEveryRank) {
         if (rank == kVictim) {
           EXPECT_FALSE(status.ok());
         }
-        // The others may have the right result already, and hear of it in the next call.
+        // The other ranks may have the right result already; their next call fails.
         if (status.ok()) status = AllReduce(engine, values, way.name);
         EXPECT_TRUE(absl::IsDataLoss(status)) << rank << ": " << status;
         for (const std::string& part : {std::string("what rank 2 sent to rank 1 came damaged"),
@@ -82,7 +82,7 @@ TEST_P(ChecksumTest, ResultsAreTheSameWithAndWithout) {
   }
 }
 
-// What the checksum is for.
+// Without checksums the damage goes unnoticed.
 TEST_P(ChecksumTest, WithoutItTheResultIsWrong) {
   Options options = SmallChunks("fp32");
   RunRanks(Damaged(GetParam(), 0), options, [](int rank, Engine& engine) {

@@ -1,5 +1,5 @@
-// A system's clock that is set anew, as by NTP, while ranks wait: a group keeps its timeout. This
-// program's own clock_gettime and syscall stand in front of the C library's, also for Abseil.
+// The system clock is changed, as by NTP, while ranks wait: a group keeps its timeout. This program
+// replaces the C library's clock_gettime and syscall, also for Abseil.
 #include <dlfcn.h>
 #include <linux/futex.h>
 #include <sys/syscall.h>
@@ -18,7 +18,7 @@
 namespace {
 
 std::atomic<int64_t> g_jump_s{0};
-constexpr int64_t kSlice_ns = 5'000'000;  // after which a wait looks at the clock again
+constexpr int64_t kSlice_ns = 5'000'000;  // nanoseconds after which a wait reads the clock again
 
 int64_t NanosUntil(const timespec& when) {
   timespec now;
@@ -28,7 +28,7 @@ int64_t NanosUntil(const timespec& when) {
 
 }  // namespace
 
-#pragma GCC visibility push(default)  // Abseil's shared libraries refer to them
+#pragma GCC visibility push(default)  // Abseil's shared libraries use them
 extern "C" {
 
 int clock_gettime(clockid_t id, timespec* time) noexcept {
@@ -39,7 +39,7 @@ int clock_gettime(clockid_t id, timespec* time) noexcept {
   return result;
 }
 
-// The kernel ends a wait for a futex when its clock says so, and here this program's does.
+// The kernel ends a futex wait by its own clock; this function ends it by this program's.
 long syscall(long number, ...) noexcept {
   static const auto real = reinterpret_cast<long (*)(long, ...)>(dlsym(RTLD_NEXT, "syscall"));
   va_list list;
@@ -73,7 +73,7 @@ class ClockJumpTest : public testing::TestWithParam<Wire> {
  protected:
   void TearDown() override { g_jump_s = 0; }
 
-  // Rank 1 never calls, and the clock jumps while rank 0 waits for it.
+  // Rank 1 never calls, and the clock jumps while rank 0 waits for rank 1.
   void ExpectTimeout(int64_t jump_s) {
     Options options = SmallChunks("int4");
     options.timeout = seconds(2);

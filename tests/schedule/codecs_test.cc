@@ -1,4 +1,4 @@
-// Momentum that the engine owns, several codecs in one bucket, and the switch to a dense codec.
+// Momentum owned by the engine, several codecs in one bucket, and the switch to a dense codec.
 #include <cmath>
 
 #include "tests/schedule/ranks.h"
@@ -28,8 +28,7 @@ TEST(Momentum, GivesTheReferencesBits) {
   }
 }
 
-// torch.optim.SGD's own recursion, in fp32, for tensors that go raw, exactly, and in a world of
-// one.
+// A tensor that goes raw follows torch.optim.SGD's recursion in fp32, also in a world of one.
 TEST(Momentum, OfARawTensorIsThatOfSgd) {
   for (const int world : {1, 2, 3}) {
     for (const bool nesterov : {false, true}) {
@@ -59,7 +58,7 @@ TEST(Momentum, HalfPrecisionGradientsKeepAnFp32Momentum) {
   Options options = SmallChunks("int8");
   options.momentum = {0.5f, false};
   RunRanks(Wire::kInProcess, 2, options, [&](int, Engine& engine) {
-    // 1.0 each step: m = 2 - 2^-step. After 12 steps bf16 could not tell it from 2.
+    // With a gradient of 1.0 in each step m = 2 - 2^-step. After 12 steps bf16 would round it to 2.
     std::vector<uint16_t> ones(2000, 0x3f80);
     ParameterResidual kept;
     for (int step = 0; step < 12; ++step) {
@@ -89,7 +88,7 @@ std::vector<Segment> Mixed() {
   return {{"a", 0, 700, 700, 0}, {"b", 0, 5, 5, 1}, {"c", 0, 1900, 1900, 0}, {"d", 0, 800, 800, 2}};
 }
 
-// A bucket of several codecs gives what buckets of one codec each would.
+// A bucket of several codecs gives the results of buckets with one codec each.
 TEST(Codecs, SeveralInOneBucket) {
   constexpr int kWorld = 3;
   Options options = SmallChunks("int4");
@@ -155,7 +154,7 @@ TEST(Codecs, TopKBecomesInt4WhereThatIsFewerBytes) {
   }
 }
 
-// A run that is resumed with its step and residuals goes on with the same bits.
+// A run that is resumed with its step and residuals continues with the same bits.
 TEST(Codecs, SetStepResumesWarmUpAndRounding) {
   for (const char* codec : {"topk:density=0.002,warmup=8", "int8:rounding=stochastic"}) {
     std::vector<float> straight, resumed;

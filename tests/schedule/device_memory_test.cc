@@ -1,5 +1,5 @@
-// A step on a device asks the driver for no memory, and loads no kernel: both take long, and may
-// wait for all work.
+// A step on a device allocates no driver memory and loads no kernel: both take long, and may wait
+// for all work of the device.
 #include <gtest/gtest.h>
 
 #include <barrier>
@@ -18,7 +18,7 @@ constexpr int kCounted = Steps(4);
 
 int Allocations() { return device_counts.allocated + device_counts.pinned + device_counts.pooled; }
 
-// What a rank reduces: tensors of many chunks, and several that go at once.
+// The tensors that a rank reduces: some of many chunks, and several that go at once.
 class Model {
  public:
   Model(Engine& engine, const std::shared_ptr<Device>& device,
@@ -37,12 +37,12 @@ class Model {
     }
   }
 
-  // Each tensor is over before the next one begins, so one lane may do all.
+  // Each tensor ends before the next one begins, so a single lane may do all the work.
   void StepOneByOne() {
     for (size_t i = 0; i < views_.size(); ++i) Await(Submit(i, {}));
     engine_.EndStep();
   }
-  // All are in flight together.
+  // All tensors are in flight together.
   void Step(std::vector<uint32_t> absent) {
     std::vector<UsePtr> works;
     for (size_t i = 0; i < views_.size(); ++i) works.push_back(Submit(i, absent));
@@ -70,16 +70,16 @@ class Model {
 
 class DeviceMemoryTest : public testing::TestWithParam<const char*> {};
 
-// Whichever lanes the first step used, and however long a thread sleeps in between. Residuals and
-// momentum are the first step's.
+// Holds whichever lanes the first step used and however long a thread sleeps meanwhile. Residuals
+// and momentum are allocated in the first step.
 TEST_P(DeviceMemoryTest, StepsAfterTheFirstAllocateNothing) {
   Options options = SmallChunks(GetParam());
   options.min_bytes = 4096;
   options.momentum = {0.9f, true};
-  // Ranks of a busy machine look far, and get memory for predictions then, which the next test
-  // counts.
+  // On a busy machine ranks seem to be far apart, so chunks would be predicted, which allocates
+  // memory. The next test covers that.
   options.predict = Predict::kNever;
-  options.timeout = std::chrono::minutes(2);  // a busy machine takes long for so many chunks
+  options.timeout = std::chrono::minutes(2);  // many chunks take long on a busy machine
   std::barrier all(kWorld);
   int counted = -1;
   device_counts.cold = 0;
@@ -103,11 +103,11 @@ TEST_P(DeviceMemoryTest, StepsAfterTheFirstAllocateNothing) {
   EXPECT_EQ(device_counts.cold, 0) << "code is loaded when a bucket is registered";
 }
 
-// Predicted chunks run beside those that are announced. Their memory comes with a prediction, and
-// not when several are first under way. Tensors of one chunk: one by one no two are.
+// Predicted chunks run beside announced ones. Their memory is allocated with a prediction, not when
+// several of them first run together. Tensors of one chunk: StepOneByOne never runs two at once.
 TEST_P(DeviceMemoryTest, PredictedChunksAllocateNothing) {
   Options options = SmallChunks(GetParam());
-  options.chunk_bytes = 16384;  // room for several tensors in the window
+  options.chunk_bytes = 16384;  // room in the window for several tensors
   options.one_hop_bytes = 0;
   options.predict = Predict::kAlways;
   options.lanes = 1;

@@ -1,4 +1,4 @@
-// Allreduces of tensors that lie on the host or on devices, and all that they leave behind.
+// Allreduces of tensors on the host or on devices, with the results and the state that they leave.
 #ifndef THINWIRE_TESTS_SCHEDULE_DEVICE_RUNS_H_
 #define THINWIRE_TESTS_SCHEDULE_DEVICE_RUNS_H_
 
@@ -18,7 +18,7 @@ namespace thinwire {
 
 inline constexpr int kSteps = Steps(4);
 
-// A tensor of a rank: on the host, or on a device, where it is used by the default stream.
+// A rank's tensor: on the host, or on a device, where the default stream uses it.
 class Tensor {
  public:
   Tensor(std::shared_ptr<Device> device, size_t bytes) : device_(std::move(device)), host_(bytes) {
@@ -49,7 +49,7 @@ class Tensor {
   const std::shared_ptr<Device> device_;
   std::vector<uint8_t> host_;
   std::unique_ptr<DeviceStream> stream_;
-  DeviceMemory pinned_, memory_;  // in this order: releasing the latter waits for copies of both
+  DeviceMemory pinned_, memory_;  // in this order: releasing memory_ waits for copies of both
 };
 
 struct Case {
@@ -57,10 +57,10 @@ struct Case {
   size_t numel = Elements(20000);
   DType dtype = DType::kF32;
   std::vector<Segment> segments = {};
-  bool absent = false;  // the first segment, on another rank in every step
+  bool absent = false;  // the first segment is absent on another rank in every step
 };
 
-// Every rank's result after each of kSteps allreduces, and at last its residuals and momentum.
+// By rank: the result of each of kSteps allreduces, then residuals and momentum.
 using History = std::vector<std::vector<std::vector<uint8_t>>>;
 inline History Reduce(const Options& options, const Case& run,
                       const std::vector<std::shared_ptr<Device>>& devices,

@@ -1,5 +1,5 @@
-// What only a device that is CPU threads can be made to do: a call of it fails or is counted, a
-// stream is being captured, or is held up at will.
+// Tests that need a device made of CPU threads: its calls can be made to fail or be counted, and
+// its streams can be captured or held up at will.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -51,13 +51,13 @@ INSTANTIATE_TEST_SUITE_P(
                  }}),
     [](const auto& info) { return info.param.name; });
 
-// Rank 0's device is broken; rank 1 is on the host.
+// Rank 0's device fails; rank 1 is on the host.
 TEST_P(BrokenDevice, IsAnErrorOnEveryRank) {
   const std::shared_ptr<Device> whole = *TestDevice("host");
   kernels::DeviceApi api = kernels::HostDeviceApi();
   GetParam().apply(&api);
   for (const size_t min_bytes : {0, 1 << 20}) {
-    // Anything behind a rank's last message concerns its peers' next call only.
+    // An error after a rank's last message can affect only the next call of its peers.
     const std::string broken = GetParam().name;
     if (min_bytes > 0 && (broken == "Reduce" || broken == "Decode")) continue;
     if (min_bytes > 0 && broken == "EncodeEntries") continue;  // a raw exchange has no entries
@@ -90,7 +90,7 @@ TEST_P(BrokenDevice, IsAnErrorOnEveryRank) {
   }
 }
 
-// Rank 1 has a device, and a codec without kernels for one; the others are on the host.
+// Rank 1 has a device, and a codec without kernels for it; the other ranks are on the host.
 TEST(Create, OneRankWithoutKernelsIsNamedOnEveryRank) {
   const kernels::DeviceApi api = kernels::HostDeviceApi();
   for (const Wire wire : {Wire::kInProcess, Wire::kGloo}) {
@@ -119,8 +119,8 @@ TEST(Create, OneRankWithoutKernelsIsNamedOnEveryRank) {
   }
 }
 
-// An element's momentum takes no pass of its own where it is encoded: ranks make that of their own
-// shards, which are each element once.
+// Encoding an element also updates its momentum. Only a rank's own shard, which is not encoded,
+// needs a separate pass; these shards together hold each element once.
 TEST(Momentum, IsMadeByTheEncoder) {
   static std::atomic<size_t> elements;
   kernels::DeviceApi api = kernels::HostDeviceApi();
@@ -135,13 +135,13 @@ TEST(Momentum, IsMadeByTheEncoder) {
     const Case run{.world = 4};
     elements = 0;
     Reduce(options, run, {4, MakeDevice(api, 0, "host:0")});
-    // A column of a grid has two ranks, and both need what their row adds to.
+    // A grid's column has two ranks, and both add up the same shards of their rows.
     const size_t times = topology == Topology::kGrid ? 2 : 1;
     EXPECT_EQ(elements, times * kSteps * run.numel);
   }
 }
 
-// CPU threads have no graphs: this stream says that it is being captured.
+// CPU threads have no graphs; this stream only claims to be captured.
 TEST(HeldUp, ACapturedStreamIsRefused) {
   static std::atomic<bool> captured;
   captured = false;
@@ -192,10 +192,11 @@ TEST(HeldUp, AllReduceDoesNotWaitForTheCallersStream) {
                const DeviceMemory memory = *stand_in->Allocate(numel * sizeof(float));
                auto* const values = reinterpret_cast<float*>(memory.get());
                std::atomic<bool> submitted = false;
-               // The gradient is made after the call has returned, or never.
+               // The gradient is written after the call has returned, or never if the call waits
+               // for it.
                kernels::QueueOnHostDevice(producer, [&] {
                  submitted.wait(false);
-                 // Time enough for a lane that does not wait to take what is there now.
+                 // Long enough for a lane that does not wait to read the old values.
                  std::this_thread::sleep_for(std::chrono::milliseconds(50));
                  std::fill_n(values, numel, rank == 0 ? 3.0f : 5.0f);
                });

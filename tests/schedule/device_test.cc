@@ -1,5 +1,5 @@
-// Engines whose tensors lie on a device give the bits that engines on the host give, in stream
-// order, and fail as those do: on CPU threads always, on a GPU where there is one.
+// Engines with tensors on a device give the bits of engines on the host, in stream order, and fail
+// like those: on CPU threads always, and on a GPU if there is one.
 #include <gtest/gtest.h>
 
 #include "schedule/collective/algorithm.h"
@@ -45,7 +45,7 @@ TEST_P(DeviceTest, AGridGivesTheHostsBits) {
   for (const std::string codec : {"fp32", "int4", "int8:down=int4"}) {
     for (const DType dtype : {DType::kF32, DType::kBF16}) {
       for (const int world : {4, 6}) {
-        // Half of all, with every pair of values.
+        // Half of the combinations, which contain every pair of values.
         if (kSanitized && (world == 4) != ((dtype == DType::kF32) == (codec == "int4"))) continue;
         SCOPED_TRACE(codec + ", world " + std::to_string(world));
         Options options = SmallChunks(codec);
@@ -56,7 +56,7 @@ TEST_P(DeviceTest, AGridGivesTheHostsBits) {
   }
 }
 
-// Some chunks lie in the absent segment, one in part, and some in the other one.
+// Some chunks lie in the absent segment, some in the other one, and one in both.
 TEST_P(DeviceTest, AbsentParametersGiveTheHostsBits) {
   constexpr size_t kAbsent = Elements(5000), kOther = Elements(4000);
   for (const char* codec : {"int4", "onebit", "int4:hadamard=1", "topk:density=0.02", "adaptive"}) {
@@ -89,14 +89,14 @@ TEST_P(DeviceTest, MomentumGivesTheHostsBits) {
         options.momentum = {0.9f, nesterov};
         const Case run{.world = world};
         ExpectTheHostsBits(options, run);
-        options.min_bytes = 1 << 20;  // raw
+        options.min_bytes = 1 << 20;  // all tensors go raw
         ExpectTheHostsBits(options, run);
       }
     }
   }
 }
 
-// With a threshold from the second step on, on the device, and a density of its own in each step.
+// The threshold stays on the device from the second step on, and each step has its own density.
 TEST_P(DeviceTest, TopKGivesTheHostsBits) {
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
     for (const char* codec : {"topk:density=0.02", "topk:density=0.004,warmup=3,masking=0"}) {
@@ -130,7 +130,7 @@ TEST_P(DeviceTest, MidSizeTensorsGoInOneHop) {
       Options options = SmallChunks(codec);
       options.chunk_bytes = 1 << 20;
       const Case run{.world = world};
-      options.min_bytes = run.numel * 3 / 2;  // too little for the raw values
+      options.min_bytes = run.numel * 3 / 2;  // too little to send the tensor raw
       const std::vector<Segment> all = {{.name = "g", .count = run.numel, .total = run.numel}};
       ASSERT_EQ(DirectExchangeOf(all, run.dtype, world, options).algorithm, &OneHop());
       ExpectTheHostsBits(options, run);
@@ -138,7 +138,7 @@ TEST_P(DeviceTest, MidSizeTensorsGoInOneHop) {
   }
 }
 
-// Elements of one codec that do not lie together are copied together and back.
+// The elements of one codec that are not contiguous are copied together, and back.
 TEST_P(DeviceTest, SeveralCodecsInOneTensor) {
   Options options = SmallChunks("int4");
   options.codecs.push_back(*CodecPair::Parse("bf16"));
@@ -153,7 +153,7 @@ TEST_P(DeviceTest, SeveralCodecsInOneTensor) {
   ExpectTheHostsBits(options, run);
 }
 
-// Bytes are the same, so ranks need not have the same device.
+// The bytes are the same, so ranks may have different devices.
 TEST_P(DeviceTest, AGroupMayMixHostAndDevice) {
   const Case run{.world = 3};
   for (const size_t min_bytes : {0, 1 << 20}) {
@@ -166,7 +166,7 @@ TEST_P(DeviceTest, AGroupMayMixHostAndDevice) {
 TEST_P(DeviceTest, ManyTensorsAtOnce) {
   constexpr int kTensors = 12;
   Options options = SmallChunks("int4");
-  options.min_bytes = 8000;  // some go raw
+  options.min_bytes = 8000;  // some tensors go raw
   RunRanks(Wire::kInProcess, 2, options,
            [&](int rank, Engine& engine) {
              std::vector<std::unique_ptr<Tensor>> tensors;
@@ -221,7 +221,7 @@ TEST_P(DeviceTest, HostMemoryIsRefused) {
            {device_, device_});
 }
 
-// Residuals and momentum move to other places, and stay on the device.
+// Residuals and momentum move with their parameters, and stay on the device.
 TEST_P(DeviceTest, ResidualsFollowTheirParameters) {
   const size_t numel = 6000;
   const std::vector<Segment> whole = {{.name = "a", .offset = 0, .count = 3000, .total = 3000},
@@ -258,7 +258,7 @@ TEST_P(DeviceTest, ALostPeerIsAnErrorAndTheTensorIsTheCallersAgain) {
     options.min_bytes = min_bytes;
     RunRanks(Wire::kInProcess, 2, options,
              [&](int rank, Engine& engine) {
-               if (rank == 1) return;  // gone, without a word about tensors
+               if (rank == 1) return;  // leaves without submitting anything
                Tensor tensor(device_, 40000);
                tensor.Write(Stored(Gradient(10000, 1, 0, 0), DType::kF32));
                const TensorView view{tensor.data(), 10000};

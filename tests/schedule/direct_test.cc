@@ -1,4 +1,4 @@
-// Which tensors are exchanged at once, raw or encoded, and which go in chunks.
+// Tests which tensors are exchanged at once, raw or encoded, and which go in chunks.
 #include <gtest/gtest.h>
 
 #include "schedule/collective/algorithm.h"
@@ -41,13 +41,13 @@ TEST_F(DirectTest, EncodedUpToOneHopBytes) {
   Use("bf16");
   EXPECT_EQ(AlgorithmOf(1024 * kKiB, 2), &OneHop());
   EXPECT_EQ(AlgorithmOf(1025 * kKiB, 2), nullptr);
-  Use("onebit");  // 140 KiB, but more than a chunk
+  Use("onebit");  // 140 KiB, but larger than a chunk
   EXPECT_EQ(AlgorithmOf(4200 * kKiB, 2), nullptr);
 }
 
-// Against two hops, one costs (n - 2) / n more bytes, and those are at most min_bytes.
+// One hop costs (n - 2) / n more bytes than two hops; at most min_bytes more are allowed.
 TEST_F(DirectTest, AmongManyOnlyWhatCostsFewMoreBytes) {
-  EXPECT_EQ(AlgorithmOf(330 * kKiB, 4), &OneHop());  // 3 * 42 KiB, half of them too many
+  EXPECT_EQ(AlgorithmOf(330 * kKiB, 4), &OneHop());  // 3 * 42 KiB; two hops send half of that
   EXPECT_EQ(AlgorithmOf(350 * kKiB, 4), nullptr);
   EXPECT_EQ(AlgorithmOf(8 * kKiB, 64), &OneHop());
   EXPECT_EQ(AlgorithmOf(9 * kKiB, 64), nullptr);
@@ -65,7 +65,7 @@ TEST_F(DirectTest, NothingWithoutMinBytes) {
   EXPECT_EQ(AlgorithmOf(4, 2), nullptr);
 }
 
-// Entries go to everybody in any case.
+// Entries go to every rank in any case.
 TEST_F(DirectTest, EntriesWithoutMoreBytes) {
   Use("topk:density=0.01");
   EXPECT_EQ(AlgorithmOf(3000 * kKiB, 2), &Entries());

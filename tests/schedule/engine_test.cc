@@ -1,4 +1,4 @@
-// Results of an allreduce: the reference's bits, on every rank, whatever the order and the size.
+// An allreduce gives the reference's bits on every rank, whatever the order and the sizes.
 #include <algorithm>
 #include <cctype>
 #include <cmath>
@@ -97,7 +97,7 @@ TEST(EngineInProcess, ReplicasStayIdenticalOver200Steps) {
   EXPECT_EQ(weights[2], weights[0]);
 }
 
-// In one hop: with every codec that then has fewer bytes than raw, with feedback and momentum.
+// In one hop: every codec with fewer bytes than raw, with feedback and momentum.
 TEST(EngineDirect, GivesTheReferencesBitsOnEveryRankOverManySteps) {
   constexpr size_t kNumel = 5003;
   const std::vector<Segment> all = {{.name = "g", .count = kNumel, .total = kNumel}};
@@ -115,7 +115,7 @@ TEST(EngineDirect, GivesTheReferencesBitsOnEveryRankOverManySteps) {
   }
 }
 
-// Every length, in place and not, by chunks and raw.
+// Every length, by chunks and raw.
 TEST(EngineInProcess, EveryLengthFrom0To4097) {
   for (const size_t min_bytes : {size_t{0}, size_t{1} << 20}) {
     Options options = SmallChunks("int4");
@@ -128,7 +128,7 @@ TEST(EngineInProcess, EveryLengthFrom0To4097) {
         auto work = engine.Start({.input = View(in), .output = View(out), .caller_waits = true});
         ASSERT_TRUE(work.ok() && (*work)->Wait().ok()) << numel;
         for (size_t i = 0; i < numel; ++i) {
-          const float tolerance = min_bytes == 0 ? 1.5e-3f : 0.0f;  // 2 of 7 steps of 4.5 sigma
+          const float tolerance = min_bytes == 0 ? 1.5e-3f : 0.0f;  // 2 of the 7 steps in 4.5 sigma
           ASSERT_NEAR(out[i], 0.5f * (in[i] + peer[i]), tolerance) << numel << " " << i;
         }
       }
@@ -142,7 +142,7 @@ TEST(EngineInProcess, SumAndMeanOfEveryDType) {
       Options options = SmallChunks("int8");
       options.min_bytes = min_bytes;
       RunRanks(Wire::kInProcess, 3, options, [&](int rank, Engine& engine) {
-        // Whole numbers up to 127 x 1: exact in every dtype and in int8 with scale 1.
+        // Whole numbers up to 127: exact in every dtype, and in int8 with a scale of 1.
         std::vector<float> values(1000);
         for (size_t i = 0; i < values.size(); ++i) values[i] = i % 256 == 0 ? 127 : float(i % 29);
         std::vector<uint8_t> bytes(values.size() * SizeOf(dtype));
@@ -158,7 +158,7 @@ TEST(EngineInProcess, SumAndMeanOfEveryDType) {
           ScalarBackend().Decode(Spec("fp32"), wire.data(), View(got));
           for (size_t i = 0; i < got.size(); ++i) {
             const float expected = op == Op::kSum ? 3 * values[i] : values[i];
-            // The sum's blocks have scale 3 or above: half a step; bf16 keeps 8 bits.
+            // The sum's blocks have a scale of 3 or more: half a step is lost. bf16 keeps 8 bits.
             ASSERT_NEAR(got[i], expected, op == Op::kSum ? 2.6f : 0.51f)
                 << "rank " << rank << " " << Name(dtype) << " " << i;
           }
@@ -168,8 +168,7 @@ TEST(EngineInProcess, SumAndMeanOfEveryDType) {
   }
 }
 
-// A NaN or Inf anywhere is NaN on every rank, only in its block, and leaves no trace in later
-// steps.
+// A NaN or Inf becomes NaN in its block on every rank, and leaves no trace in later steps.
 TEST(EngineInProcess, NonFiniteValuesReachEveryRankAndLeaveNoTrace) {
   ExpectNonFiniteLeavesNoTrace(3, SmallChunks("int4"));
 }

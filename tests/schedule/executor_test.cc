@@ -1,5 +1,5 @@
 // Engines over a plane whose exchanges end by events, late and out of order, matched by tag or by
-// order: the bits are those of the reference, and a plane that falls silent ends in a typed error.
+// order: they give the reference's bits, and a plane that stops responding causes a typed error.
 #include <algorithm>
 #include <atomic>
 #include <barrier>
@@ -31,7 +31,7 @@ std::vector<Transport> LateTransports(int world, const LateOptions& late) {
   return transports;
 }
 
-// By tensor and step.
+// By tensor, then step.
 using Results = std::vector<std::vector<std::vector<float>>>;
 
 Results Expected(int world, const Options& options) {
@@ -47,8 +47,8 @@ Results Expected(int world, const Options& options) {
   return results;
 }
 
-// Submits a step's tensors in an order that differs by rank and step, and waits for them at the
-// step's end. All parameters are named "g" in the reference, which matters to random draws alone.
+// Submits a step's tensors in an order that differs by rank and step, and waits for them at the end
+// of the step. The reference names all parameters "g", which affects only random draws.
 void Train(int rank, Engine& engine, const Results& expected, uint64_t seed) {
   std::mt19937_64 random(seed * 1009 + rank);
   for (int step = 0; step < kSteps; ++step) {
@@ -83,21 +83,21 @@ class ExecutorTest : public OrderingTest {
   Options OptionsOf(const std::string& codec) const {
     Options options = SmallChunks(codec);
     options.predict = predict();
-    options.timeout = milliseconds(60000);  // for machines that are busy with other things
+    options.timeout = milliseconds(60000);  // for busy machines
     return options;
   }
 };
 
 INSTANTIATE_TEST_SUITE_P(All, ExecutorTest, AllOrderings(), OrderingName);
 
-// Threads of the process while two engines are at work on such a plane, with tensors of that size.
+// Returns the process's threads while two engines reduce `numel` elements over such a plane.
 size_t ThreadsOver(Matching matching, size_t numel) {
   const Held before = Held::Now();
   size_t threads = 0;
   RunRanks(LateTransports(2, {matching, LateOptions::AtOnce()}), Options(),
            [&](int rank, Engine& engine) {
              std::vector<float> values = Gradient(numel, 1, rank, 0);
-             ASSERT_TRUE(AllReduce(engine, values, "first").ok());  // all engines are there
+             ASSERT_TRUE(AllReduce(engine, values, "first").ok());  // all engines exist
              if (rank == 0) threads = Held::Now().threads;
              ASSERT_TRUE(AllReduce(engine, values, "second").ok());
            });
@@ -105,15 +105,15 @@ size_t ThreadsOver(Matching matching, size_t numel) {
   return threads;
 }
 
-// Over a plane that matches by order, small tensors go in order.
+// Over a plane that matches by order, small tensors follow the order of chunks.
 TEST(DirectThreadTest, IsNotMadeWhereNoTensorUsesIt) {
   constexpr size_t kSmall = 100, kLarge = size_t{2} << 20;
   EXPECT_EQ(ThreadsOver(Matching::kByTag, kSmall), ThreadsOver(Matching::kByOrder, kSmall) + 2);
   EXPECT_EQ(ThreadsOver(Matching::kByTag, kLarge), ThreadsOver(Matching::kByOrder, kLarge));
 }
 
-// A plane that matches by order fails the group where ranks issue in different orders; so this says
-// as well that they never do.
+// A plane that matches by order fails the group if ranks issue in different orders, so this test
+// also shows that they never do.
 TEST_P(ExecutorTest, GivesTheReferencesBitsWhateverEndsFirst) {
   uint64_t seed = 0;
   for (const char* codec : {"fp32", "int4", "topk:density=0.01"}) {
@@ -137,7 +137,7 @@ TEST_P(ExecutorTest, GivesTheReferencesBitsWhateverEndsFirst) {
   }
 }
 
-// Chunks of four hops.
+// Each chunk has four hops.
 TEST_P(ExecutorTest, AGridGivesTheReferencesBits) {
   Options options = OptionsOf("int4");
   options.topology = Topology::kGrid;
@@ -164,7 +164,7 @@ TEST_P(ExecutorTest, AnyNumberOfLanesGivesTheSameBits) {
   }
 }
 
-// Every rank's call ends with `code`, within the timeout and its grace.
+// Expects every rank's call to end with `code` within the timeout and its grace.
 void ExpectEnd(Matching matching, const Options& options, const LateOptions::Delay& delay,
                absl::StatusCode code, const std::function<void(int, Engine&)>& meanwhile) {
   std::barrier all(3);
@@ -188,7 +188,7 @@ void ExpectEnd(Matching matching, const Options& options, const LateOptions::Del
     EXPECT_GT(failed + kTensors - works.size(), 0u);
     EXPECT_EQ(engine.status().code(), code) << engine.status();
     EXPECT_LT(Clock::now() - begin, options.timeout + std::chrono::seconds(30));
-    all.arrive_and_wait();  // a rank that leaves is lost for who has not heard the reason yet
+    all.arrive_and_wait();  // else a rank without the reason would see this one as lost
   });
 }
 
@@ -199,7 +199,7 @@ TEST_P(ExecutorTest, ExchangesThatNeverEndAreADeadlineOnEveryRank) {
   const auto silent = [](int, uint64_t) -> std::optional<Clock::duration> { return std::nullopt; };
   ExpectEnd(matching(), options, silent, absl::StatusCode::kDeadlineExceeded, none);
 
-  // The second hop of one chunk of the tensor's first call.
+  // The tag of the second hop of one chunk in the tensor's first call.
   const BucketRequest request{.key = "t4", .numel = kSizes[4]};
   const Bucket bucket(request, {0, 3}, matching(), options);
   const uint64_t tag = HashCombine(bucket.TagOf(bucket.report().id(), 1), 2);

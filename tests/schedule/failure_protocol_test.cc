@@ -1,4 +1,4 @@
-// Whose echoes a failure waits for, before callers hear of it.
+// Which peers' echoes a failure waits for before callers get the error.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -12,9 +12,9 @@ namespace {
 
 using Tell = FailureProtocol::Tell;
 
-// Seconds that rank 0 of three takes to spread a failure that `fail` begins, with what peers say to
-// it. The least of a few tries, since others may hold the processors in any one; no more of them
-// once it is known to wait for nobody.
+// Returns the seconds that rank 0 of three takes to carry through a failure; `fail` starts it and
+// delivers what peers say. The least of several tries, since others may use the processors; tries
+// end once one shows that it waits for no peer.
 double SecondsToCarryThrough(void (*fail)(FailureProtocol&, const absl::Status&)) {
   const Options options;
   double least = 1e9;
@@ -30,7 +30,7 @@ double SecondsToCarryThrough(void (*fail)(FailureProtocol&, const absl::Status&)
   return least;
 }
 
-// Rank 2 echoes nothing, and what waits for it takes 250 ms.
+// Rank 2 sends no echo, and the wait for it lasts 250 ms.
 TEST(FailureProtocol, WaitsForAPeerThatMayAnswer) {
   EXPECT_GT(SecondsToCarryThrough([](FailureProtocol& failure, const absl::Status& reason) {
               failure.Fail(reason, Tell::kEveryone);
@@ -54,7 +54,7 @@ TEST(FailureProtocol, BelievesAPeerThatCallsAnotherSilent) {
             0.2);
 }
 
-// Or a rank that fails alone would never hear the end of it.
+// Otherwise a rank that fails alone would wait for an echo that never comes.
 TEST(FailureProtocol, PassesOnWhoIsSilent) {
   std::vector<Transport> transports = MakeInProcessTransports(2);
   const Options options;

@@ -1,4 +1,4 @@
-// How a group fails: with a typed error that names the culprit, on every rank, in time.
+// A group fails on every rank, in time, with a typed error that names the cause.
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -28,7 +28,7 @@ class FailureTest : public testing::TestWithParam<Wire> {
 
   using Body = std::function<absl::Status(int, Engine&)>;
 
-  // Runs body on three ranks; every rank's failure must have `code` and mention all of `words`.
+  // Runs `body` on three ranks. Every rank's failure must have `code` and contain all of `words`.
   void ExpectFailure(const Options& options, absl::StatusCode code,
                      const std::vector<std::string>& words, const Body& body) {
     const std::vector<absl::Status> failures = FailuresOf(options, body);
@@ -42,8 +42,8 @@ class FailureTest : public testing::TestWithParam<Wire> {
     }
   }
 
-  // As ExpectFailure for ranks that wait for the timeout. On a machine that stands still another
-  // deadline may pass first, so there is more time in each further attempt.
+  // Like ExpectFailure, for ranks that wait for the timeout. On an overloaded machine another
+  // deadline may pass first, so each further attempt has more time.
   void ExpectDeadline(Options options, const std::vector<std::string>& words, const Body& body) {
     std::vector<absl::Status> failures;
     const auto is_right = [&](const absl::Status& status) {
@@ -66,7 +66,7 @@ class FailureTest : public testing::TestWithParam<Wire> {
   }
 
  private:
-  // By rank.
+  // Returns the failures by rank.
   std::vector<absl::Status> FailuresOf(const Options& options, const Body& body) {
     std::vector<absl::Status> failures(3);
     std::barrier all(3);
@@ -80,7 +80,7 @@ class FailureTest : public testing::TestWithParam<Wire> {
       std::vector<float> later(100);
       const absl::Status sticky = AllReduce(engine, later, "later");
       EXPECT_EQ(sticky.code(), status.code()) << "a failed group stays failed: " << sticky;
-      all.arrive_and_wait();  // a rank that leaves is lost for who has not heard the reason yet
+      all.arrive_and_wait();  // else a rank without the reason would see this one as lost
     });
     return failures;
   }
@@ -116,7 +116,7 @@ TEST_P(FailureTest, SumOnOneRankAndMeanOnTheOthers) {
                 });
 }
 
-// As many elements, which would be summed without a word if no shape were given.
+// The number of elements is the same, so without the shapes they would be summed silently.
 TEST_P(FailureTest, AnotherShapeOnOneRank) {
   for (const size_t min_bytes : {size_t{0}, size_t{1} << 20}) {
     Options options = SmallChunks("int4");
@@ -174,9 +174,9 @@ TEST_P(FailureTest, AbortOnOneRankEndsAll) {
   });
 }
 
-// Who gets an error may end its process at once, and then only what peers have heard remains.
-// Nobody waits for that for more than 250 ms, so where a thread stands still for as long there is
-// nothing to expect.
+// A rank that gets an error may end its process at once; then its peers know only what they have
+// received. The wait for that is limited to 250 ms, so nothing is expected of a round in which a
+// thread stood still for that long.
 TEST_P(FailureTest, NobodyGetsAnErrorBeforeAllHaveHeardOfIt) {
   constexpr milliseconds kPatience(200);
   std::atomic<int> expected = 0;
@@ -189,7 +189,7 @@ TEST_P(FailureTest, NobodyGetsAnErrorBeforeAllHaveHeardOfIt) {
         while (other == nullptr) std::this_thread::yield();
       }
       std::vector<float> values(1000);
-      Deadline before = Clock::now(), now = before;  // before: the failure
+      Deadline before = Clock::now(), now = before;  // before: the last time without a failure
       if (rank == 1) engine.Abort(absl::AbortedError("enough"));
       const auto work = engine.Start({.input = View(values), .output = View(values), .key = "g"});
       for (; engine.status().ok(); now = Clock::now()) before = now;
@@ -202,13 +202,13 @@ TEST_P(FailureTest, NobodyGetsAnErrorBeforeAllHaveHeardOfIt) {
         }
       }
       ++seen;
-      while (seen < 3) std::this_thread::yield();  // the engines live until all have looked
+      while (seen < 3) std::this_thread::yield();  // engines live until all ranks have looked
     });
   }
   EXPECT_GT(expected, 0) << "this machine stood still in each round";
 }
 
-// Rank 2 closes after "g", when it may, and the others start "h" when `start_h_after` returns.
+// Rank 2 closes after "g" once it may, and the others start "h" once `start_h_after` returns.
 void ExpectTheClosedRankIsNamed(Wire wire, size_t min_bytes, std::atomic<bool>& may_close,
                                 const std::function<void(Engine&)>& start_h_after) {
   Options options = SmallChunks("int4");
@@ -217,11 +217,11 @@ void ExpectTheClosedRankIsNamed(Wire wire, size_t min_bytes, std::atomic<bool>& 
   RunRanks(wire, 3, options, [&](int rank, Engine& engine) {
     std::vector<float> values(1000);
     EXPECT_TRUE(AllReduce(engine, values, "g").ok());
-    // The failure would end "g" as well where it is still under way.
+    // Otherwise the failure could also end "g" where it is still in progress.
     for (++have_g; have_g < 3;) std::this_thread::yield();
     if (rank == 2) {
       while (!may_close) std::this_thread::yield();
-      return;  // and its engine goes
+      return;  // destroys its engine
     }
     start_h_after(engine);
     const auto work = engine.Start({.input = View(values), .output = View(values), .key = "h"});
@@ -244,7 +244,7 @@ TEST_P(FailureTest, ARankThatClosesWhileOthersWaitIsNamed) {
 TEST_P(FailureTest, ARankThatIsClosingIsNamedByWhoeverStartsMore) {
   for (const size_t min_bytes : {size_t{0}, size_t{1} << 20}) {
     std::atomic<bool> may_close = true;
-    // Or the other rank that goes on has heard it first, and tells of its failure.
+    // The failure may also come from the other remaining rank, if that saw the goodbye first.
     ExpectTheClosedRankIsNamed(GetParam(), min_bytes, may_close, [](Engine& engine) {
       const Deadline deadline = Clock::now() + std::chrono::seconds(20);
       while (engine.status().ok() && engine.Describe().find("goodbye") == std::string::npos) {
@@ -255,7 +255,7 @@ TEST_P(FailureTest, ARankThatIsClosingIsNamedByWhoeverStartsMore) {
   }
 }
 
-// It has waited a while for the others' goodbyes, and has left without them.
+// The rank has waited a while for the others' goodbyes, and has left without them.
 TEST_P(FailureTest, ARankThatHasClosedIsNamed) {
   std::atomic<bool> may_close = true;
   ExpectTheClosedRankIsNamed(GetParam(), 0, may_close, [](Engine& engine) {
@@ -267,7 +267,7 @@ TEST_P(FailureTest, ARankThatHasClosedIsNamed) {
   });
 }
 
-// A rank has all of its last collective while its peers still exchange theirs.
+// A rank may have finished its last collective while its peers still exchange theirs.
 TEST_P(FailureTest, AGoodbyeLeavesTheLastCollectiveAlone) {
   for (int round = 0; round < 10; ++round) {
     RunRanks(GetParam(), 3, SmallChunks("int4"), [](int, Engine& engine) {
@@ -285,7 +285,7 @@ TEST_P(FailureTest, MemoryIsTheCallersAgainAfterAFailure) {
       auto work = engine.Start({.input = View(*values), .output = View(*values), .key = "g"});
       if (rank == 1) engine.Abort(absl::AbortedError("enough"));
       if (work.ok()) (*work)->Wait().IgnoreError();
-      values.reset();  // the address sanitizer sees who still writes
+      values.reset();  // the address sanitizer finds later writes
     });
   }
 }
@@ -323,7 +323,7 @@ TEST(FailureInProcess, OneNameTwiceInFlightIsRefused) {
   });
 }
 
-// On waking a stopped process hears that its peers are gone or have waited too long.
+// When a stopped process wakes up it sees that its peers are gone or have timed out.
 TEST(FailureProtocol, ExplainsFailuresByAStandstillAndNoOthers) {
   const absl::Status gone = absl::UnavailableError("rank 0 is gone");
   const absl::Status mismatch = absl::FailedPreconditionError("another codec");

@@ -1,4 +1,4 @@
-// When a rank may leave: not before its peers need it no more, and not long after.
+// A rank leaves only once its peers no longer need it, and soon after that.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -37,8 +37,8 @@ TEST(Farewell, APeersGoodbyeIsAnsweredWhenAllThatItCountsIsDone) {
   ASSERT_EQ(NextFrameFor(transports[1]), FrameType::kPing) << "once is enough";
 }
 
-// How rank 0 of three fails when a connection is lost after rank 1 has said goodbye; `finished` of
-// two collectives are done.
+// Returns rank 0's failure, of three ranks, when a connection is lost after rank 1 has said
+// goodbye; `finished` of the two collectives are done.
 absl::Status LostAfterAGoodbye(int finished) {
   std::vector<Transport> transports = MakeInProcessTransports(3);
   const Options options;
@@ -58,12 +58,12 @@ TEST(Farewell, ALostPeerIsTheReasonUnlessAllIsDoneThatAnothersGoodbyeCounts) {
   EXPECT_TRUE(absl::StrContains(left.message(), "rank 1 closed its communicator")) << left;
 }
 
-// Rank 0 of two that says goodbye to a peer which the test plays.
+// Rank 0 of two, which says goodbye to a peer that the test plays.
 class Leaver {
  public:
   explicit Leaver(std::chrono::milliseconds timeout) : options_(With(timeout)) {}
 
-  // Seconds that the goodbye takes.
+  // Says goodbye; returns the seconds that it takes.
   double Say() {
     const Deadline start = Clock::now();
     farewell_.Say();
@@ -88,8 +88,7 @@ class Leaver {
   Farewell farewell_{{0, 2}, options_.timeout, transports_[0].control.get(), failure_};
 };
 
-// A 20th of the timeout, of which there is plenty. The least of a few tries, since others may hold
-// the processors in any one.
+// The wait is a 20th of the timeout. The least of several tries: others may use the processors.
 TEST(Farewell, APeerThatAnswersNothingIsNotWaitedForLong) {
   double least = 1e9;
   for (int attempt = 0; attempt < 20 && least >= 1.0; ++attempt) {
@@ -98,14 +97,14 @@ TEST(Farewell, APeerThatAnswersNothingIsNotWaitedForLong) {
   EXPECT_LT(least, 1.0);
 }
 
-// On a slow link it may be at its last collective for longer than it takes to be silent (1 s here).
-// An attempt in which the peer's own thread stood still for half of that shows nothing.
+// On a slow link a peer may need longer for its last collective than a silent peer is given (1 s
+// here). An attempt in which the peer's own thread stood still for half of that shows nothing.
 TEST(Farewell, APeerThatAnswersIsWaitedFor) {
   bool answered_in_time = false;
   for (int attempt = 0; attempt < 20 && !answered_in_time; ++attempt) {
     Leaver leaver(std::chrono::seconds(20));
     std::atomic<bool> done = false;
-    double longest = 0.0;  // before the peer's first answer, or between two of them, in seconds
+    double longest = 0.0;  // seconds to the peer's first answer, or between two of them
     Deadline last = Clock::now();
     std::thread peer([&] {
       if (leaver.NextFrame() != FrameType::kBye) return;
@@ -132,9 +131,8 @@ TEST(Farewell, APeerThatAnswersIsWaitedFor) {
   EXPECT_TRUE(answered_in_time) << "this machine stood still in each attempt";
 }
 
-// They stay for as long as they like: nobody but rank 0 says goodbye before it is gone. The least
-// of a few tries, since others may hold the processors in any one; without the peers' answers each
-// takes a second and a half.
+// The peers stay: only rank 0 says goodbye before it is gone. The least of several tries, since
+// others may use the processors; without the peers' answers each try takes a second and a half.
 TEST(Farewell, ARankLeavesWhileItsPeersStay) {
   for (const Wire wire : {Wire::kInProcess, Wire::kGloo}) {
     double least = 1e9;

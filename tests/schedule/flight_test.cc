@@ -1,5 +1,5 @@
-// The flight recorder, and what engines say of themselves: the last events in order, whole, and who
-// waits for whom, also in a file after a failure.
+// The flight recorder, and the engine's description of itself: the last events, whole and in order,
+// and which rank waits for which, also in a file after a failure.
 #include <algorithm>
 #include <atomic>
 #include <barrier>
@@ -24,7 +24,7 @@ std::vector<std::string> Lines(const std::string& text) {
   return lines;
 }
 
-// A line each, behind that of the way.
+// Returns one line per event, without the first line, which is the topology.
 std::vector<std::string> EventsOf(const Records& records) {
   std::vector<std::string> lines = Lines(records.LastEvents());
   lines.erase(lines.begin());
@@ -73,7 +73,7 @@ TEST(Events, TheLastAreKept) {
   }
 }
 
-// Name, chunk and detail of an event follow from one number, so a line that mixes two events shows.
+// Name, chunk and detail of an event follow from one number, so a mixture of two events is noticed.
 TEST(Events, NoneIsTornWhileManyThreadsRecord) {
   constexpr int kThreads = 8;
   constexpr uint64_t kEach = 100'000;
@@ -132,7 +132,7 @@ TEST(Describe, SaysWhoWaitsForWhom) {
     EXPECT_TRUE(Says(engine.Describe(), "tensor 'weights' call 0, 3000 elements, in flight"))
         << engine.Describe();
     if (rank == 0) {
-      // Rank 1's report is on its way.
+      // Rank 1's report may still be on its way.
       const std::string waits = "tensor 'weights' call 0 waits for rank 2 to submit it";
       const auto deadline = Clock::now() + std::chrono::seconds(30);
       while (!Says(engine.Describe(), waits) && Clock::now() < deadline) std::this_thread::yield();
@@ -150,8 +150,7 @@ TEST(Describe, GoesIntoAFileOnEveryRankWithTheFirstFailure) {
   const OwnFolder folder;
   options.flight_path = folder.File("flight.txt");
   std::vector<std::stringstream> texts;
-  // On a machine that stands still rank 2 may be late as well, so there is more time in each
-  // further attempt.
+  // On an overloaded machine rank 2 may be late as well, so each further attempt has more time.
   for (options.timeout = std::chrono::milliseconds(300); options.timeout < std::chrono::seconds(60);
        options.timeout *= 5) {
     std::barrier all(3);
@@ -162,7 +161,7 @@ TEST(Describe, GoesIntoAFileOnEveryRankWithTheFirstFailure) {
       } else {
         EXPECT_TRUE(absl::IsDeadlineExceeded(AllReduce(engine, values, "weights")));
       }
-      all.arrive_and_wait();  // a rank that leaves is lost for who has not heard the reason yet
+      all.arrive_and_wait();  // else a rank without the reason would see this one as lost
     });
     texts = std::vector<std::stringstream>(3);
     for (int rank = 0; rank < 3; ++rank) {
@@ -187,7 +186,7 @@ TEST(Describe, GoesIntoAFileOnEveryRankWithTheFirstFailure) {
   }
 }
 
-// A peer that is gone after its goodbye has not failed.
+// A peer that leaves after its goodbye has not failed.
 TEST(Describe, WritesNoFileWhereNothingFails) {
   const OwnFolder folder;
   Options options = SmallChunks("int4");

@@ -1,5 +1,5 @@
-// The hierarchical allreduce: who goes by nodes, in the engine the reference's bits, and residuals
-// of other layouts and worlds.
+// The hierarchical allreduce: the shape of nodes, the reference's bits in the engine, and residuals
+// from other layouts and worlds.
 #include <mutex>
 
 #include "schedule/collective/partition.h"
@@ -35,7 +35,7 @@ TEST(Hierarchy, NeedsSeveralNodesOfSeveralRanks) {
   EXPECT_EQ(GridFor(64, ByNodes("int4", 0)).rows, 1) << "which goes flat, not by a square grid";
 }
 
-// All but a rank's own shard is of the first hop, and every element is somebody's.
+// Every element has one owner; all elements outside a rank's own shard are of its first hop.
 TEST(Hierarchy, ShardsHaveOneOwnerEach) {
   constexpr size_t kNumel = 50000;
   const std::vector<Segment> all = {{.name = "g", .count = kNumel, .total = kNumel}};
@@ -98,7 +98,7 @@ TEST(Hierarchical, GivesTheReferencesBitsWithMomentum) {
   ExpectTheReferencesBits(Wire::kInProcess, 4, options, 5003, 5);
 }
 
-// Chunks of fewer blocks than ranks leave some of them without a shard.
+// Chunks with fewer blocks than ranks leave some ranks without a shard.
 TEST(Hierarchical, TakesTensorsOfAnySize) {
   for (const size_t numel : {1, 255, 257, 700, 1025}) {
     ExpectTheReferencesBits(Wire::kInProcess, 6, ByNodes("int4", 2), numel, 2);
@@ -109,14 +109,14 @@ TEST(Hierarchical, NonFiniteValuesReachEveryRankAndLeaveNoTrace) {
   ExpectNonFiniteLeavesNoTrace(6, ByNodes("int4", 2));
 }
 
-// What came in, what went out, and what is kept of a parameter.
+// The sums of the gradients and the results of a parameter, and its residuals at the end.
 struct Books {
   explicit Books(size_t numel) : given(numel), sent(numel), kept(numel) {}
   std::mutex mu;
   std::vector<double> given, sent, kept;
 };
 
-// Some steps of a world that begins with what the last one has kept, which its first ranks hold.
+// Runs steps in a world whose first ranks have the residuals `before`. Returns residuals by rank.
 std::vector<ParameterResidual> Train(int world, const Options& options, DType dtype,
                                      const std::vector<ParameterResidual>& before, Books& books) {
   constexpr int kSteps = 10;
@@ -136,7 +136,7 @@ std::vector<ParameterResidual> Train(int world, const Options& options, DType dt
         ScalarBackend().Decode(plain, wire.data(), to);
       };
       convert(View(values), view);
-      convert(view, View(values));  // as the dtype has them
+      convert(view, View(values));  // rounded to the dtype
       {
         const std::lock_guard lock(books.mu);
         for (size_t i = 0; i < numel; ++i) books.given[i] += values[i];
@@ -152,7 +152,7 @@ std::vector<ParameterResidual> Train(int world, const Options& options, DType dt
   return after;
 }
 
-// Of fp32 elements everything that a rank kept outside of its own column's part has gone along.
+// Residuals of fp32 elements outside a rank's own column's part must all have been sent.
 void ExpectNothingKeptForOtherColumns(const std::vector<ParameterResidual>& kept,
                                       const Options& options) {
   const int world = static_cast<int>(kept.size());
@@ -170,8 +170,8 @@ void ExpectNothingKeptForOtherColumns(const std::vector<ParameterResidual>& kept
   }
 }
 
-// A rank's residual of any element may be large when it comes from a flat world, where all elements
-// are encoded. It goes along inside the node, also where the elements are of 16 bits.
+// A rank's residuals may be large if they come from a flat world, where all elements are encoded.
+// They are sent inside the node, also for 16-bit elements.
 TEST(Hierarchical, LosesNothingOfWhatOtherLayoutsAndWorldsHaveKept) {
   constexpr size_t kNumel = 3001;
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
@@ -190,7 +190,7 @@ TEST(Hierarchical, LosesNothingOfWhatOtherLayoutsAndWorldsHaveKept) {
         books.kept[i] += residual.first[i] + double{residual.second[i]};
       }
     }
-    // Results of 16 bits are rounded once more, after the books.
+    // 16-bit results are rounded once more after `sent` was computed.
     const double tolerance = dtype == DType::kF32 ? 2e-6 : 2e-3;
     for (size_t i = 0; i < kNumel; ++i) {
       ASSERT_NEAR(books.sent[i] + books.kept[i], books.given[i], tolerance) << i;
@@ -198,8 +198,8 @@ TEST(Hierarchical, LosesNothingOfWhatOtherLayoutsAndWorldsHaveKept) {
   }
 }
 
-// What other columns' parts have in residuals goes along whenever it comes: after steps that found
-// nothing there, and after one for which it stood aside.
+// Residuals of other columns' parts are sent whenever they appear: also after steps that found
+// none, and after a step in which the parameter was absent.
 TEST(Hierarchical, TakesAlongResidualsThatComeLater) {
   constexpr int kWorld = 4;
   constexpr size_t kNumel = 3001;

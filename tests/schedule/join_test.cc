@@ -1,5 +1,5 @@
-// A group that comes together by Join alone, with threads as ranks: whoever has a store needs
-// nothing else to get engines that reduce.
+// A group formed by Join alone, with threads as ranks: a store is all that a caller needs to get
+// engines that reduce.
 #include "schedule/join/join.h"
 
 #include <gtest/gtest.h>
@@ -30,7 +30,7 @@ JoinOptions OptionsOf(int rank, int size, std::shared_ptr<Store> store) {
   return in;
 }
 
-// Joins on a thread for each rank, as `change` has set it up.
+// Calls Join on one thread per rank, with options changed by `change`.
 std::vector<absl::StatusOr<Joined>> JoinAll(
     int size, const std::function<void(JoinOptions&)>& change = [](JoinOptions&) {}) {
   const std::shared_ptr<Store> store = MakeInProcessStore();
@@ -47,7 +47,7 @@ std::vector<absl::StatusOr<Joined>> JoinAll(
   return joined;
 }
 
-// The mean of rank + 1 on every rank, by engines of what Join gave.
+// Expects the mean of rank + 1 on every rank, from engines over the joined planes.
 void ExpectMean(std::vector<absl::StatusOr<Joined>> joined) {
   const int size = static_cast<int>(joined.size());
   std::vector<std::thread> ranks;
@@ -133,7 +133,7 @@ TEST(Join, WhoIsSetUpOtherwiseIsNamedOnEveryRank) {
   }
 }
 
-// Tensors of the host have no place in NCCL.
+// NCCL can't exchange tensors on the host.
 TEST(Join, TheFirstReasonIsEverybodys) {
   const auto joined =
       JoinAll(2, [](JoinOptions& in) { in.options.transport = TransportKind::kNccl; });

@@ -1,4 +1,4 @@
-// The leader's book: what may start, in which order, and what it says when something never does.
+// The leader's book: what may start, in which order, and the diagnosis if something never does.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -53,8 +53,8 @@ TEST(Leader, FifoGoesBySubmissionAndWfbpByReadiness) {
   }
 }
 
-// A chunk that does not drain is not finished before the next one starts, so no window may keep
-// that from coming, also when one that is larger than all before overtakes.
+// A chunk that does not drain finishes only after the next one has started, so no window may hold
+// the next one back, even if it overtakes and is larger than all before.
 TEST(Leader, AChunkThatWaitsForAFollowerGetsOneHoweverLarge) {
   Leader leader(1, Policy::kP3, 8192);
   EXPECT_TRUE(leader.OnReport(0, Of(1)).ok());
@@ -83,7 +83,7 @@ TEST(Leader, P3GoesByPriorityAndOvertakesAtChunkBorders) {
   EXPECT_EQ(Next(leader).at(0).id, late.id());
   EXPECT_TRUE(leader.OnReport(0, early).ok());
   EXPECT_TRUE(leader.OnReport(0, same).ok());
-  // The window has room for one chunk: as each ends, the first by priority follows.
+  // The window has room for one chunk: as each ends, the first one by priority follows.
   uint64_t running = late.id();
   for (const uint64_t next : {early.id(), same.id(), late.id(), late.id(), late.id()}) {
     EXPECT_TRUE(Next(leader).empty());
@@ -134,7 +134,7 @@ TEST(Leader, DiagnosesTheMissingAndTheSilent) {
       << silent;
 }
 
-// Its chunks hold the lanes that the overdue tensor waits for.
+// The predicted tensor's chunks hold the lanes that the overdue tensor needs.
 TEST(Leader, DiagnosesThePredictedTensorThatHoldsUpAnother) {
   Leader leader(2, Policy::kFifo, 1 << 20);
   leader.Expect(Of(1));
@@ -153,7 +153,7 @@ TEST(Leader, DiagnosesThePredictedTensorThatHoldsUpAnother) {
   EXPECT_STREQ(leader.Unreported(0)->name, "t2");
 }
 
-// Only a chunk that another surely follows may leave its later hops to after the next one's first.
+// Only a chunk that is sure to be followed by another may run later hops after that one's first.
 TEST(Leader, DrainsWhatNothingSurelyFollows) {
   Leader leader(1, Policy::kFifo, 2 * 4096);
   EXPECT_TRUE(leader.OnReport(0, Of(1, 3 * 1024, 3)).ok());
@@ -186,7 +186,7 @@ TEST(Policy, GoesByPriorityThenByWhoWasCompleteFirst) {
   }
 }
 
-// Ranks of one book have the same ids, and each knows its own tensors only.
+// The ranks of a book use the same ids, and each finds only its own tensors.
 TEST(TensorBook, EachRankHasItsOwn) {
   constexpr int kFirst = 5, kLast = 7;
   TensorBook book(kFirst, 3);
@@ -205,7 +205,7 @@ TEST(TensorBook, EachRankHasItsOwn) {
     EXPECT_EQ(count(kLast), 2);
     book.Erase(kFirst, 8);
     EXPECT_NE(book.Find(kLast, 8), nullptr) << "another rank's";
-    book.Insert(kFirst, 7, {.report = report, .started = 6});  // in place of the one before
+    book.Insert(kFirst, 7, {.report = report, .started = 6});  // replaces the previous one
     EXPECT_EQ(book.Find(kFirst, 7)->started, 6u);
     book.Erase(kFirst, 7);
     EXPECT_EQ(book.Find(kFirst, 7), nullptr);
@@ -219,8 +219,8 @@ TEST(TensorBook, EachRankHasItsOwn) {
   EXPECT_EQ(report.use_count(), 1) << "what is erased holds nothing";
 }
 
-// Beside a std::map: the same content after every step, values that stay where they are, and no
-// more of them than there once were at a time.
+// Compares with a std::map: the same content after every step, values that never move, and no more
+// of them than were ever in use at one time.
 TEST(RecycledMap, IsAMapThatUsesItsValuesAgain) {
   std::mt19937_64 random(17);
   RecycledMap<uint64_t> map;

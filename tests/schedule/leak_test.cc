@@ -1,4 +1,4 @@
-// A group that is gone leaves no descriptor and no thread behind.
+// A destroyed group leaves no descriptors and no threads behind.
 #include "tests/leaks.h"
 #include "tests/schedule/ranks.h"
 
@@ -14,7 +14,7 @@ void OneRound(Wire wire) {
 
 TEST(Leaks, NoneIn100Rounds) {
   for (const Wire wire : {Wire::kInProcess, Wire::kGloo}) {
-    OneRound(wire);  // what the first round sets up for good does not count
+    OneRound(wire);  // creates what stays for the process's lifetime
     const Held before = Held::Now();
     for (int round = 0; round < 100; ++round) OneRound(wire);
     EXPECT_LE(Held::Settled(before), before);

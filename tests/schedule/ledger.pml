@@ -14,32 +14,32 @@
    worker is lost or fewer than the quorum are left.
 
    -DSTALENESS=1|2  0: sync  -DQUORUM=2: of sync; 0: none  -DLTL: check the formula
-   -DMISTAKE=n: the model makes a mistake (below), which is to be found */
+   -DMISTAKE=n: the model makes a mistake (below), which the search must find */
 
 #define N 3
 #define NO_MISTAKE 0
 #define BLIND 1     /* a push is applied whatever the others' deadlines are */
 #define ALONE 2     /* each other gradient could still be in time, but perhaps not all of them */
-#define LATE 3      /* a call of all workers returns, and gradients run again that are too old */
-#define ANY_CALL 4  /* a call returns, and those that wait in a later one run again as well */
+#define LATE 3      /* gradients that are too old run again when a call of all workers returns */
+#define ANY_CALL 4  /* workers that wait in a later call run again when an earlier one returns */
 #define ANY_PUSH 5  /* sync: an update is any N pushes, as in MXNet */
 #define IN_CALL 6   /* quorum: a round waits for workers that wait in a call of all workers */
-#define LATE_WAITS 7  /* quorum: a pull behind a late push waits for the next round */
+#define LATE_WAITS 7  /* quorum: a pull after a late push waits for the next round */
 
-#define CALLS 2  /* that are being made at a time, because workers have joined meanwhile */
+#define CALLS 2  /* calls in progress at a time, because workers have joined meanwhile */
 
 typedef Worker {
-  bool here;     /* is one of the n */
-  bool running;  /* computes of a pull, or its push is held */
-  bool held;     /* its push is not applied */
-  bool pulls;    /* and it waits for that */
-  bool leaves;   /* is gone when its push is applied */
-  byte call;     /* that it waits in: 1 is the first that is being made; 0: none */
-  bool paused;   /* the ledger knows it */
-  byte excused;  /* calls to this one go without it: it has come later */
-  bool late;     /* quorum: a push of it is held that was late; `held`: one of this round is */
+  bool here;     /* a member */
+  bool running;  /* it computes a gradient, or its push is held */
+  bool held;     /* its push is not applied yet */
+  bool pulls;    /* it waits until its push is applied */
+  bool leaves;   /* it leaves once its push is applied */
+  byte call;     /* the call that it waits in: 1 is the first in progress; 0: none */
+  bool paused;   /* the ledger knows that it waits in a call */
+  byte excused;  /* it came later than the calls up to this one, which go without it */
+  bool late;     /* quorum: a late push of it is held; `held`: one of this round is */
   bool old;      /* quorum: its values are of an earlier round */
-  byte left      /* updates that may come before its gradient, and 1; 0: it is too late */
+  byte left      /* 1 + the updates that may come before its gradient; 0: it is too late */
 };
 Worker w[N];
 byte i, n, calls, joins;
@@ -54,12 +54,12 @@ bool failed;
 #define COMPUTES(x) (w[x].running && !w[x].held && w[x].call == 0)
 #define IS_AWAITED(x) (w[x].running && (w[x].held || !w[x].paused))
 
-/* The gradients but that of `me` which go no later than that of x. */
+/* Counts the gradients, except that of `me`, which are due no later than that of x. */
 #define GOES_BEFORE(y, x, me) (y != me && IS_AWAITED(y) && w[y].left <= w[x].left)
 #define PLACE(x, me) (GOES_BEFORE(0, x, me) + GOES_BEFORE(1, x, me) + GOES_BEFORE(2, x, me))
 #define IN_TIME(x, me, updates) \
   (x == me || !IS_AWAITED(x) || PLACE(x, me) + updates <= w[x].left)
-/* After so many updates all but `me` can be applied in time, in some order. */
+/* After `updates` updates all gradients but that of `me` can be applied in time, in some order. */
 #define FEASIBLE(me, updates) \
   (IN_TIME(0, me, updates) && IN_TIME(1, me, updates) && IN_TIME(2, me, updates))
 #define IN_TIME_ALONE(x, me) (x == me || !IS_AWAITED(x) || w[x].left >= 2)
@@ -112,7 +112,7 @@ inline drain() {
   assert(!ANY(IS_HELD) || ANY(COMPUTES))  /* else held pushes wait for one another */
 }
 
-/* The earliest deadlines run again first. */
+/* Workers with the earliest deadlines run again first. */
 #define RESUME(x)                                                                              \
   if                                                                                           \
   :: w[x].paused && w[x].left == i && (w[x].call == 1 || MISTAKE == ANY_CALL) ->               \
@@ -129,7 +129,7 @@ inline drain() {
   if :: w[x].call > 0 -> w[x].call-- :: else fi;        \
   if :: w[x].excused > 0 -> w[x].excused-- :: else fi;
 
-/* A call returns when all have made it who are here and who have not come later. */
+/* A call returns once all members that did not join after it have made it. */
 inline end_calls() {
   do
   :: ANY(IS_CALLING) && !ANY(IS_MISSING) ->
@@ -179,8 +179,8 @@ proctype Bounded(byte me) {
   od
 }
 
-/* sync. The store fails when somebody waits for a worker that is gone. */
-byte pushed[N];    /* that are not applied */
+/* sync. The store fails when a worker waits for another that is gone. */
+byte pushed[N];    /* pushes that are not applied */
 byte follows[N];   /* updates that a pull waits for */
 bool gone[N];
 byte given[N];
@@ -229,7 +229,7 @@ end:
   od
 }
 
-/* A quorum. A worker pushes in time or late, pulls behind it, and runs again with the answer. */
+/* A quorum. A worker pushes in time or late, then pulls, and runs again once it has the answer. */
 #define HOLDS(x) (w[x].held || w[x].late)
 #define HAS_QUORUM (w[0].held + w[1].held + w[2].held >= QUORUM)
 #define MAY_PUSH(x) (IS_MEMBER(x) && w[x].running && !w[x].held && !w[x].pulls)
@@ -290,7 +290,7 @@ proctype Rounds(byte me) {
   od
 }
 
-/* The end of a grace, at any time from the quorum on. */
+/* The grace ends at any time after there is a quorum. */
 proctype Grace() {
   do
   :: failed -> break

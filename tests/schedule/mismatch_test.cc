@@ -1,5 +1,6 @@
-// Every way in which ranks can disagree, with 2, 3 and 4 ranks on both wires: a typed error on
-// every rank, that names what differs and who, in time. The last rank is the one that is different.
+// Every way in which ranks can disagree, with 2, 3 and 4 ranks on both wires: every rank gets a
+// typed error in time that names the difference and the rank. The last rank is the one that
+// differs.
 #include <algorithm>
 #include <chrono>
 #include <functional>
@@ -22,7 +23,7 @@ using Words = std::vector<std::string>;
 constexpr auto kMismatch = absl::StatusCode::kFailedPrecondition;
 constexpr auto kDeadline = absl::StatusCode::kDeadlineExceeded;
 
-// What the different rank calls in place of g, a mean of 10x100 floats.
+// The call of the last rank in place of g, which is a mean of 10x100 floats.
 struct CallCase {
   std::string what;
   absl::StatusCode code;
@@ -30,7 +31,7 @@ struct CallCase {
   std::function<absl::Status(Engine&)> call;
 };
 
-// The way that g takes through the engine.
+// The way of g through the engine.
 enum class Way { kChunks, kOneHop, kRaw };
 
 absl::Status Call(Engine& engine, const BucketRequest& request, float divisor = 0.0f) {
@@ -136,7 +137,7 @@ std::vector<absl::Status> ErrorsOf(const CallCase& test, Wire wire, int world,
   RunRanks(wire, world, options, [&](int rank, Engine& engine) {
     const Deadline latest = Clock::now() + options.timeout + std::chrono::seconds(20);
     absl::Status status = rank == world - 1 ? test.call(engine) : Call(engine, RequestOf("g"));
-    // Whoever is done with g hears of an extra call at the next one.
+    // A rank that has finished g gets the error of an extra call with its next call.
     while (status.ok() && engine.status().ok() && Clock::now() < latest) {
       std::this_thread::sleep_for(milliseconds(2));
     }
@@ -145,8 +146,7 @@ std::vector<absl::Status> ErrorsOf(const CallCase& test, Wire wire, int world,
   return errors;
 }
 
-// On a machine that stands still another deadline may pass first, so there is more time in each
-// further attempt.
+// On an overloaded machine another deadline may pass first, so each further attempt has more time.
 void RunCase(const CallCase& test, Wire wire, int world, Options options) {
   std::vector<absl::Status> errors;
   for (const int attempt : {1, 10, 60}) {
@@ -160,7 +160,7 @@ void RunCase(const CallCase& test, Wire wire, int world, Options options) {
   for (const absl::Status& error : errors) ExpectError(error, test.code, test.words, test.what);
 }
 
-// A group for each case, all at the same time, since most of it is waiting.
+// One group per case, all at the same time, since most of the time is spent waiting.
 TEST_P(MismatchTest, OfACallIsATypedErrorOnEveryRank) {
   const auto [wire, world, way] = GetParam();
   std::vector<std::thread> groups;
@@ -172,7 +172,7 @@ TEST_P(MismatchTest, OfACallIsATypedErrorOnEveryRank) {
   for (std::thread& group : groups) group.join();
 }
 
-// Names match calls, so the order in which ranks make them may differ.
+// Names match calls, so ranks may make calls in different orders.
 TEST_P(MismatchTest, OfTheOrderIsNone) {
   const auto [wire, world, way] = GetParam();
   const Options options = OptionsOf(way);
@@ -189,7 +189,7 @@ TEST_P(MismatchTest, OfTheOrderIsNone) {
   });
 }
 
-// What ranks compare before they connect: how the last one is set up otherwise, and the words.
+// An option that ranks compare before they connect: `change` sets it on the last rank.
 struct SetupCase {
   std::string what;
   Words words;
@@ -235,7 +235,7 @@ std::vector<SetupCase> SetupCases() {
   };
 }
 
-// A rank of another version writes another one into the store: `mine` is "wire=2 ", for example.
+// Makes a rank claim another version in the store: `mine` is "wire=2 ", for example.
 class OtherVersion final : public Store {
  public:
   OtherVersion(std::shared_ptr<Store> store, std::string mine, std::string theirs)
@@ -273,7 +273,7 @@ TEST(Mismatch, OfTheSetupIsATypedErrorOnEveryRank) {
             .status();
       });
     }
-    // Of the bytes of codecs, and of how messages are packed.
+    // The versions of the codecs' bytes and of the messages' format.
     for (const auto& [what, version] : std::vector<std::pair<std::string, int>>{
              {"wire=", kWireVersion}, {"framing=", kFramingVersion}}) {
       const std::string mine = absl::StrCat(what, version), theirs = absl::StrCat(what, 99);

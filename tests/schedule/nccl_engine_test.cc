@@ -1,5 +1,5 @@
-// Engines over NCCL's data plane, on devices of CPU threads and a fake library: the bits are the
-// host's, nobody waits on the host, and whatever fails is a typed error on all ranks.
+// Engines over NCCL's data plane, on devices of CPU threads and a fake library: results have the
+// host's bits, no thread waits on the host, and every failure is a typed error on all ranks.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -29,7 +29,7 @@ std::vector<Transport> NcclTransports(int world) {
   return transports;
 }
 
-// Whatever a test does, NCCL is used as it wants to be.
+// Checks after every test that no call misused NCCL.
 class NcclEngineTest : public testing::Test {
  protected:
   void SetUp() override { misuses_ = Fake().misuses; }
@@ -81,7 +81,7 @@ TEST_F(NcclEngineTest, PredictedStepsGiveTheHostsBits) {
   ExpectTheHostsBits(options, {.world = 3});
 }
 
-// Equal shards lie in one array, as ncclAllGather wants them.
+// Equal shards are contiguous, as ncclAllGather requires.
 TEST_F(NcclEngineTest, TheSecondHopIsAGather) {
   for (const char* codec : {"fp32", "int4"}) {
     SCOPED_TRACE(codec);
@@ -89,12 +89,11 @@ TEST_F(NcclEngineTest, TheSecondHopIsAGather) {
     options.chunk_bytes = 1 << 16;
     const int groups = Fake().groups, gathers = Fake().gathers;
     ExpectTheHostsBits(options, {.world = 2, .numel = 1 << 16});
-    EXPECT_EQ(2 * (Fake().gathers - gathers), Fake().groups - groups);  // the greeting's as well
+    EXPECT_EQ(2 * (Fake().gathers - gathers), Fake().groups - groups);  // the greeting also gathers
   }
 }
 
-// With kernels that never end, all hops of the chunks that may be under way are issued all the
-// same.
+// Even if kernels never end, all hops of the chunks in the window are issued.
 TEST_F(NcclEngineTest, NobodyWaitsOnTheHost) {
   auto transports = NcclTransports(2);
   const int greetings = 2;
@@ -110,7 +109,7 @@ TEST_F(NcclEngineTest, NobodyWaitsOnTheHost) {
                                   .output = {reinterpret_cast<float*>(tensor.data()), 10000},
                                   .key = "t"});
         ASSERT_TRUE(work.ok()) << work.status();
-        // On both ranks, the first hops of all chunks that have a lane, and second hops besides.
+        // On both ranks: first hops of all chunks that have a lane, and some second hops.
         while (Fake().groups - before < 2 * (options.lanes + 2)) {
           std::this_thread::sleep_for(milliseconds(1));
         }
@@ -120,7 +119,7 @@ TEST_F(NcclEngineTest, NobodyWaitsOnTheHost) {
       DevicesOfRanks(2));
 }
 
-// Every rank's call ends in the error, within the timeout and its grace.
+// Expects every rank's call to fail within the timeout and its grace.
 void ExpectEnd(int world, const Options& options, absl::StatusCode code, const char* word,
                const std::function<void(int, Engine&)>& meanwhile) {
   std::barrier all(world);
@@ -137,21 +136,21 @@ void ExpectEnd(int world, const Options& options, absl::StatusCode code, const c
         EXPECT_TRUE(call().ok());
         all.arrive_and_wait();
         meanwhile(rank, engine);
-        // What NCCL reports by itself may come when a call is done, and is the next one's then.
+        // An error that NCCL reports may come after a call has ended; then the next call gets it.
         absl::Status status = call();
         while (status.ok() && Clock::now() - begin < options.timeout) status = call();
         EXPECT_EQ(status.code(), code) << "rank " << rank << ": " << status;
         EXPECT_NE(status.message().find(word), absl::string_view::npos) << status;
         EXPECT_LT(Clock::now() - begin, options.timeout + seconds(30));
         tensor.Read();          // the memory is the caller's again
-        all.arrive_and_wait();  // a rank that leaves is lost for who has not heard the reason yet
+        all.arrive_and_wait();  // else a rank without the reason would see this one as lost
       },
       DevicesOfRanks(world));
 }
 
 TEST_F(NcclEngineTest, KernelsThatHangAreADeadlineOnEveryRank) {
   Options options = SmallChunks("int4");
-  options.timeout = seconds(3);  // for the call that must succeed before, too
+  options.timeout = seconds(3);  // also for the call that must succeed before
   const int aborted = Fake().aborted;
   ExpectEnd(3, options, absl::StatusCode::kDeadlineExceeded, "'t'",
             [](int, Engine&) { Fake().hangs_from = 0; });
@@ -193,7 +192,7 @@ TEST_F(NcclEngineTest, TensorsOfTheHostAndChecksumsAreRefused) {
   EXPECT_TRUE(absl::IsUnimplemented(checked.status())) << checked.status();
 }
 
-// How many groups a run issued, and how many of them moved registered memory.
+// Returns how many groups a run issued, and how many of them moved registered memory.
 std::pair<int, int> GroupsOf(const Options& options, const Case& run) {
   std::vector<Transport> transports = NcclTransports(run.world);
   const int groups = Fake().groups, registered = Fake().registered_groups;
@@ -215,7 +214,7 @@ TEST_F(NcclEngineTest, EncodedBlocksLieInRegisteredMemory) {
   EXPECT_EQ(Fake().registered, Fake().deregistered + Fake().ended_by_abort);
 }
 
-// NCCL can't have a tensor's own memory at one end and registered memory at the other.
+// NCCL can't use a tensor's own memory at one end and registered memory at the other.
 TEST_F(NcclEngineTest, TensorsThatGoAsTheyAreMeetNoRegisteredMemory) {
   const auto [groups, registered] = GroupsOf(SmallChunks("fp32"), {.world = 3});
   EXPECT_GT(groups, 0);
@@ -233,8 +232,8 @@ TEST_F(NcclEngineTest, NodesAsRowsOfAGridGiveTheHostsBits) {
   ExpectTheHostsBits(nodes, {.world = 6, .numel = 5001});
 }
 
-// A flat exchange may send more over a node's network card than an uncompressed ring. Where a
-// rank's device meets others in host memory, elements inside nodes are encoded, too.
+// A flat exchange may send more over a node's network card than an uncompressed ring. If a rank's
+// device reaches others only through host memory, elements inside nodes are encoded as well.
 TEST_F(NcclEngineTest, DevicesOfSeveralNodesGoByNodes) {
   constexpr int kWorld = 4;
   for (const bool direct : {true, false}) {
@@ -247,7 +246,7 @@ TEST_F(NcclEngineTest, DevicesOfSeveralNodesGoByNodes) {
             "links", {rank, kWorld}, transports[rank], 0, Clock::now() + seconds(60), seconds(60)};
         Nodes nodes = NodesOf(kWorld, 2);
         nodes.direct = direct;
-        Options options;  // whose transport kAuto has found NCCL
+        Options options;  // kAuto has chosen NCCL for its transport
         options.codecs = {*CodecPair::Parse("int4")};
         options.transport = TransportKind::kAuto;
         auto choice = ChooseTopology(options, nodes, board);
@@ -268,7 +267,7 @@ TEST_F(NcclEngineTest, DevicesOfSeveralNodesGoByNodes) {
   }
 }
 
-// By formula its exchanges take 0.6 to 0.7 of the speed of NCCL's ring there.
+// By formula an exchange there runs at 0.6 to 0.7 of the speed of NCCL's ring.
 TEST_F(NcclEngineTest, OneNodeOfGpusWithNvLinkGainsNothing) {
   std::vector<Transport> transports = NcclTransports(2);
   const Board board{"links", {0, 2}, transports[0], 0, Clock::now() + seconds(60), seconds(60)};

@@ -1,4 +1,4 @@
-// Which ranks are on one node.
+// Tests which ranks are on one node.
 #include <gtest/gtest.h>
 
 #include <string>
@@ -13,7 +13,7 @@
 namespace thinwire {
 namespace {
 
-// A letter for each rank: its node.
+// Each letter is a rank and names its node.
 Nodes Of(const std::string& letters) {
   std::vector<std::string> identities;
   for (const char letter : letters) identities.emplace_back(1, letter);
@@ -56,7 +56,7 @@ TEST(Nodes, AreFoundAlikeOnAllRanks) {
   for (std::thread& rank : ranks) rank.join();
 }
 
-// One rank's word holds for all, which ask over the transport of the host's memory.
+// A single rank's answer decides for all; they exchange answers over the host's transport.
 TEST(Nodes, AreDirectIfEveryDeviceReachesItsPeers) {
   static const kernels::DeviceApi apart = [] {
     kernels::DeviceApi api = kernels::HostDeviceApi();

@@ -1,4 +1,4 @@
-// What NaN and Inf on some ranks do to all.
+// The effect of NaN and Inf on some ranks on all ranks.
 #ifndef THINWIRE_TESTS_SCHEDULE_NONFINITE_H_
 #define THINWIRE_TESTS_SCHEDULE_NONFINITE_H_
 
@@ -11,7 +11,7 @@
 namespace thinwire {
 
 // In one of four steps rank 1 has an Inf and the last rank a NaN. Every rank's result is not finite
-// in these two blocks of 256, in that step alone.
+// in the two blocks of 256 that contain them, in that step only.
 inline void ExpectNonFiniteLeavesNoTrace(int world, const Options& options) {
   RunRanks(Wire::kInProcess, world, options, [&](int rank, Engine& engine) {
     for (int step = 0; step < 4; ++step) {

@@ -1,5 +1,5 @@
-// A NaN or an Inf of one rank in one step: all ranks see it in that step's result, and momentum and
-// residuals are as if the elements it spoiled had not been exchanged.
+// A NaN or Inf of one rank in one step: all ranks see it in that step's result, and momentum and
+// residuals are as if the affected elements had not been exchanged.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -20,7 +20,7 @@ bool AllFinite(const std::vector<float>& values) {
   return std::all_of(values.begin(), values.end(), [](float x) { return std::isfinite(x); });
 }
 
-// NaNs of one kind or another count as equal: an encoding may choose which.
+// All NaNs count as equal, since an encoding may choose among them.
 bool Same(const std::vector<float>& a, const std::vector<float>& b) {
   return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](float x, float y) {
     return (std::isnan(x) && std::isnan(y)) || BitsOf(x) == BitsOf(y);
@@ -65,7 +65,7 @@ std::vector<Case> Cases() {
   return cases;
 }
 
-// The last rank's is bad in one step, in every shard of every chunk.
+// The last rank has bad values in one step, in every shard of every chunk.
 std::vector<float> GradientOf(const Case& run, int rank, int step) {
   std::vector<float> values = Gradient(kNumel, 3, rank, step);
   if (step != kBadStep || rank != run.world - 1) return values;
@@ -135,7 +135,7 @@ TEST_P(NonFiniteTest, LeavesTheMomentumAsItWas) {
       ASSERT_EQ(AllFinite(first.results[step]), step != kBadStep) << "step " << step;
     }
   }
-  // Each rank of topk has a momentum of its own; a world of one and raw tensors have none of those.
+  // With topk each rank has its own momentum, except for raw tensors and in a world of one.
   const bool shared = options_.codecs[0].up.id != codecs::TopK::kTraits.id || run_.world == 1 ||
                       run_.way == Way::kRaw;
   for (int rank = shared ? 0 : run_.world - 1; rank < run_.world; ++rank) {

@@ -1,4 +1,4 @@
-/* The order of chunks (schedule/leader.h) and the lanes that follow it, for spin.
+/* The order of chunks (schedule/order/sequencer.h) and the lanes that follow it, for spin.
 
    N ranks make C chunks ready, each in any order. Rank 0's leader announces those that all ranks
    have reported, in any order (so under any policy), with a window of announced but unfinished
@@ -6,11 +6,11 @@
    ranks hold it. A chunk may never come on one rank, or a rank may die: then a deadline passes
    (spin's `timeout`), and everybody must end with an error.
 
-   Checked: no rank is left waiting (an invalid end state), no deadline passes without a fault, and
-   no lane is given a chunk that its rank does not have.
+   The search checks that no rank is left waiting (an invalid end state), that no deadline passes
+   without a fault, and that no lane gets a chunk that its rank does not have.
 
-   -DLANES=1|2  -DNEVER=1: chunk 0 never comes on rank 2  -DDIES=1: rank DIES may die (0: nobody)
-   -DLOCAL_ORDER=1: the mistake to be found: each rank starts what is ready locally */
+   -DLANES=1|2  -DNEVER=1: chunk 0 never comes on rank 2  -DDIES=n: rank n may die (9: none)
+   -DLOCAL_ORDER=1: the mistake to be found: each rank starts the chunks that are ready locally */
 
 #define N 3
 #define C 4
@@ -45,7 +45,7 @@ proctype Leader() {
 #define MAKE_READY(c) \
   :: atomic { !ready[c] && !(NEVER && c == 0 && me == 2) -> ready[c] = true; reports[c]++ }
 
-/* The mistake: a lane for whatever is ready here. */
+/* The mistake: any chunk that is ready here gets a lane. */
 #define TAKE_ANY(c) \
   :: atomic { LOCAL_ORDER && lanes > 0 && ready[c] && !taken[c] -> \
        taken[c] = true; running[c] = true; lanes--; holders[c]++ }
@@ -68,7 +68,7 @@ proctype Rank(byte me) {
   :: atomic { !LOCAL_ORDER && lanes > 0 && nempty(order[me]) ->
        order[me]?c; assert(ready[c]); running[c] = true; lanes--; holders[c]++ }
   :: DIES == me -> break
-  /* Nothing moves any more: the deadline of what waits for a dead rank, or for what never comes. */
+  /* Nothing moves: a wait for a dead rank, or for a chunk that never comes, passes its deadline. */
   :: timeout -> assert(NEVER || DIES < N); fail_all(); break
   od
 }

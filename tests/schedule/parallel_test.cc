@@ -1,7 +1,7 @@
-// Many callers at once, and tensors of more elements than an int counts.
+// Many callers at once, and tensors with more elements than an int can count.
 //
-// With a sanitizer a tenth of the exchanges is made; THINWIRE_TEST_ROUNDS is the number of each
-// caller's, and `make tsan-gloo` asks for all.
+// With a sanitizer a tenth of the exchanges is made. THINWIRE_TEST_ROUNDS sets the exchanges per
+// caller; `make tsan-gloo` runs all of them.
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -21,8 +21,8 @@ int RoundsToRun() {
   return rounds == nullptr ? Rounds(25000) : std::atoi(rounds);
 }
 
-// Hand-offs between callers, lanes, the reader and the transport, often: each way that a tensor can
-// take has a caller of its own on each rank.
+// Tests the hand-offs between callers, lanes, the reader and the transport many times: each rank
+// has a caller for every way that a tensor can take.
 TEST(Parallel, AHundredThousandShortExchanges) {
   struct Caller {
     const char* key;
@@ -39,7 +39,7 @@ TEST(Parallel, AHundredThousandShortExchanges) {
       threads.emplace_back([&, caller] {
         std::vector<float> values(caller.numel);
         for (int round = 0; round < rounds; ++round) {
-          // Codes of a block of equal values are exact, and so is what is left for the next round.
+          // A block of equal values is encoded exactly, and so are its residuals.
           std::fill(values.begin(), values.end(), rank == 0 ? 127.0f : 254.0f);
           ASSERT_TRUE(AllReduce(engine, values, caller.key, Op::kSum).ok()) << engine.status();
           ASSERT_EQ(values.front(), 381.0f) << caller.key << ", round " << round;
@@ -51,7 +51,7 @@ TEST(Parallel, AHundredThousandShortExchanges) {
   });
 }
 
-// Ten gigabytes and a minute: only where somebody asks for it.
+// Needs 10 GB of memory and a minute, so it runs only on request.
 TEST(Parallel, TwoToThe31And17Elements) {
   if (std::getenv("THINWIRE_HUGE") == nullptr) {
     GTEST_SKIP() << "takes 10 GB of memory; set THINWIRE_HUGE=1";

@@ -44,7 +44,7 @@ TEST(Partition, TilesEveryBucketOnBlockBorders) {
   }
 }
 
-// 8 by 8 ranks exchange a chunk along a row and an eighth of it along a column, there and back.
+// 8 by 8 ranks exchange a chunk along a row, an eighth of it along a column, and back.
 TEST(Partition, HopsShareAChunksBytes) {
   Options options;
   options.codecs = {*CodecPair::Parse("int4")};
@@ -115,7 +115,7 @@ TEST(ChunkSize, OfAGridIsThatOfItsFewMessages) {
   EXPECT_GT(ChunkBytesOf(options, 1024), grid) << "although its messages are smaller";
 }
 
-// A launch of kernels costs as much for little as for much, and little does not fill a GPU.
+// A kernel launch costs the same for little data, which does not fill a GPU.
 TEST(ChunkSize, OverNcclIsThatOfAGpu) {
   Options options = WithCodec("int4");
   options.transport = TransportKind::kNccl;
@@ -129,7 +129,7 @@ TEST(ChunkSize, OverNcclIsThatOfAGpu) {
   EXPECT_EQ(ChunkBytesOf(options, 2), kOvertakenChunk) << "chunks are to be overtaken";
 }
 
-// One codec of several may need larger chunks; all have the same.
+// If one of several codecs needs larger chunks, all of them get these.
 TEST(ChunkSize, IsThatOfTheSmallestCodec) {
   Options options = WithCodec("fp32");
   options.codecs.push_back(*CodecPair::Parse("onebit:down=onebit"));
@@ -226,9 +226,9 @@ TEST(Frames, AGoodbyeSaysHowMuchWasStarted) {
   EXPECT_EQ(older->started, std::numeric_limits<uint64_t>::max()) << "an older release's";
 }
 
-// Peers' bytes are never trusted with a length.
+// No length in a peer's frame is trusted.
 TEST(Frames, DamagedFramesAreRefused) {
-  // These say all with their type.
+  // These types have no content.
   const std::set<uint32_t> whole = {static_cast<uint32_t>(FrameType::kPing),
                                     static_cast<uint32_t>(FrameType::kPong),
                                     static_cast<uint32_t>(FrameType::kByeHeard)};

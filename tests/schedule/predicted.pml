@@ -13,14 +13,14 @@
    interleavings. A further A chunks are not predicted: they are announced as in order.pml, and
    run on LANES lanes of their own.
 
-   Rank 0 may withdraw a predicted chunk that it has not submitted, at any time; the others hear of it
-   at times of their own, before they hear of what rank 0 announces later. Whoever has started it goes
-   on, and it is no part of the predicted order any more. When all ranks have submitted it, it is
-   announced, and those that have not started it do so. Its exchange may be over on a rank that has
-   not heard that it was withdrawn.
+   Rank 0 may withdraw a predicted chunk that it has not submitted, at any time. The others learn of it
+   later, each at its own time, but before they learn of anything that rank 0 announces after it. A rank
+   that has started the chunk goes on, and it no longer belongs to the predicted order. When all ranks
+   have submitted it, it is announced, and the ranks that have not started it do so. Its exchange may
+   be over on a rank that does not know yet that it was withdrawn.
 
-   A program may wait: a rank submits an urgent chunk, which the prediction has first, when another one is
-   done. Once all ranks have submitted that other one, rank 0 may withdraw it at any time, also if it has started.
+   A program may wait: a rank submits an urgent chunk, which the prediction has first, only when another one
+   is done. Once all ranks have submitted that other one, rank 0 may withdraw it, even if it has started.
    (The sequencer does so after a while in which nothing moves.)
 
    A chunk may never be submitted on one rank or on all, or a rank may die: then a deadline passes
@@ -33,8 +33,8 @@
    never submitted it have not started it: so the error can name them.
 
    -DP=2..4 -DA=0..2 -DLANES=1  -DFAULT=0|1 (a chunk never comes)|2 (a rank dies)|3 (one is withdrawn)|4 (ranks wait)
-   Mistakes to be found: -DNO_OLDEST=1: the window counts for the oldest chunk as well
-   -DLOCAL_ORDER=1: chunks are held that are submitted here, not the first of the predicted order
+   Mistakes to be found: -DNO_OLDEST=1: the window limits the oldest chunk as well
+   -DLOCAL_ORDER=1: the chunks submitted here are held, not the first of the predicted order
    -DSHARED_LANES=1: predicted chunks run on the lanes of announced ones
    -DSTARTS_AGAIN=1: a rank starts a withdrawn chunk as it is announced, though it has started it
    -DNEVER_WITHDRAWS=1: rank 0 keeps to the prediction, whatever ranks wait for */
@@ -42,7 +42,7 @@
 #define N 3
 #define C (P + A)    /* predicted chunks come first, in their order */
 #define HELD 2
-#define BYTES(c) (1 + (c) % 2)         /* of the first hop */
+#define BYTES(c) (1 + (c) % 2)         /* bytes of the first hop */
 #define SECOND_BYTES(c) (2 - (c) % 2)
 #define HAS_SECOND(c) (c < P && c != 1)
 
@@ -59,7 +59,7 @@
 #define SECOND 3     /* it is at its second hop */
 #define DONE 4
 
-byte limit;          /* of predicted bytes under way */
+byte limit;          /* the most predicted bytes under way */
 byte missing = NONE; /* this chunk is never submitted on rank 2, */
 bool everywhere;     /* or on no rank at all */
 byte dying = NONE;   /* this rank may die */
@@ -68,16 +68,16 @@ byte off = NONE;     /* rank 0 may withdraw this chunk */
 bool withdrawn;
 bool in_window;      /* it is announced, and had not started on rank 0 before */
 byte urgent = NONE;  /* these ranks submit this chunk when `off` is done */
-byte waiting;        /* a bit for each */
+byte waiting;        /* a bit per rank */
 bool plan_sent;
 byte reports[C];     /* ranks that have submitted the chunk */
 byte started[C];     /* ranks that have started it */
-byte passed[C];      /* ranks on which it is at its second hop, or has been */
+byte passed[C];      /* ranks on which it has begun its second hop */
 byte done[C];        /* ranks on which it has finished */
-byte unfinished;     /* announced, not finished on rank 0 */
+byte unfinished;     /* chunks announced, but not finished on rank 0 */
 bool announced[C];
 chan order[N] = [2] of { byte };
-hidden byte place, held, room; /* a scan's: no part of the state, since a scan is one atomic step */
+hidden byte place, held, room; /* used by a scan, which is one atomic step, so not part of the state */
 
 #define ANNOUNCE(c)                                                                   \
   :: atomic { c < C && !announced[c] && reports[c] == N && unfinished < LANES ->      \
@@ -117,7 +117,7 @@ inline start_predicted() {
        :: NOT_HELD -> skip
        :: else ->
             held++;
-            if /* The first that is submitted and may not start holds back those behind it. */
+            if /* The first one that is submitted but may not start holds back those behind it. */
             :: state[place] == READY && HAS_LANE && (IS_OLDEST || FITS) ->
                  start(place);
                  under_way = under_way + BYTES(place); running++;
@@ -149,7 +149,7 @@ inline leave_order() {
 #define IS_LAST_OVER(c)                                                               \
   (HAS_SECOND(c) -> state[c] == SECOND && passed[c] == N : state[c] == RUNNING && started[c] == N)
 
-/* A hop that all ranks have begun is over. */
+/* A hop ends once all ranks have begun it. */
 #define EXCHANGE(c)                                                                   \
   :: atomic { HAS_SECOND(c) && state[c] == RUNNING && started[c] == N ->              \
        state[c] = SECOND; passed[c]++;                                                \
@@ -169,10 +169,10 @@ inline leave_order() {
        if :: me == 0 && AS_ANNOUNCED(c) -> unfinished-- :: else -> skip fi;           \
        start_predicted() }
 
-/* Announced chunks have no order between each other: the leader passes a missing one over. */
+/* Announced chunks have no order among themselves: the leader skips a missing one. */
 #define BEHIND_MISSING(c) (c == missing || (missing < P && missing < c && c < P))
 
-/* Nothing moves any more, and somebody's deadline passes. */
+/* Nothing moves, and a rank's deadline passes. */
 inline deadline() {
   assert(dead || missing != NONE);
   place = 0;
@@ -187,10 +187,10 @@ inline deadline() {
 
 proctype Rank(byte me) {
   byte state[C];
-  byte under_way, running; /* of predicted chunks: bytes and chunks */
+  byte under_way, running; /* predicted chunks under way: their bytes, and their number */
   byte lanes = LANES, finished = 0, c;
   bool has_plan;
-  bool gone, ahead; /* the withdrawn chunk is known to be, and had started before */
+  bool gone, ahead; /* this rank knows that the chunk is withdrawn; had started it before */
   do
   :: finished == C || failed -> break
   :: atomic { !has_plan && (me == 0 || plan_sent) ->
@@ -219,7 +219,7 @@ proctype Rank(byte me) {
 
 init {
   atomic {
-    select(limit : 2 .. 4); /* for a long chunk alone, or for a short one beside it; or half of that */
+    select(limit : 2 .. 4); /* fits a long chunk, or also a short one beside it; or half of that */
     if
     :: FAULT == NEVER -> /* The announced chunks are all alike. */
          select(missing : 0 .. (A == 0 -> P - 1 : P)); select(everywhere : 0 .. 1)

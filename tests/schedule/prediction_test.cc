@@ -1,5 +1,5 @@
-// Predicted orders: what follows from a step, and that engines which go by it give the same
-// bits, or a typed error where the step was another one.
+// Predicted orders: how they follow from a step, and that engines which use them give the same
+// bits, or a typed error if the step differs.
 #include "schedule/order/prediction.h"
 
 #include <algorithm>
@@ -34,14 +34,14 @@ Options OptionsOf(Policy policy) {
 
 TEST(Prediction, OrdersTheNextStepByTheLastOnesTimes) {
   Prediction prediction(OptionsOf(Policy::kP3), {0.5, 0.5});
-  // Tensor 2 is ready first and long; tensor 1, which is needed first, while it is on its way.
+  // Tensor 2 is ready first and long; tensor 1, which is needed first, becomes ready meanwhile.
   const Report late = Of(2, 9, 4096, 4), early = Of(1, 1);
   prediction.EndStep(10.0);
   prediction.OnSubmitted(late, 10.0);
   prediction.OnReady(late.id(), 10.0);
   prediction.OnSubmitted(early, 10.5);
   prediction.EndStep(10.5);
-  EXPECT_TRUE(prediction.Next().chunks.empty());  // not all ranks have it
+  EXPECT_TRUE(prediction.Next().chunks.empty());  // not all ranks have submitted it
   prediction.OnReady(early.id(), 11.5);
   for (int chunk = 1; chunk <= 4; ++chunk) {
     prediction.OnChunkDone(9.0 + chunk, 10.0 + chunk, 1024 * sizeof(float));
@@ -57,11 +57,12 @@ TEST(Prediction, OrdersTheNextStepByTheLastOnesTimes) {
   EXPECT_EQ(order.front(), 2u);
   EXPECT_EQ(std::count(order.begin(), order.end(), 1u), 1);
   EXPECT_NE(order.back(), 1u);                    // it overtakes
-  EXPECT_TRUE(prediction.Next().chunks.empty());  // once
+  EXPECT_TRUE(prediction.Next().chunks.empty());  // a step is predicted once
 }
 
-// A step of `tensors` of a chunk each, all ready when it begins at `now`. A chunk is a second on
-// the link and three more on its way, and four are under way at once.
+// Runs a step of `tensors` tensors of one chunk, all ready at `now`. A chunk takes a second on the
+// link and three more to arrive, and four are under way at once. Returns the time of the step's
+// end.
 double RunStep(Prediction& prediction, uint64_t step, uint64_t tensors, double now) {
   const double begin = now;
   for (uint64_t key = 1; key <= tensors; ++key) {
@@ -80,7 +81,7 @@ double RunStep(Prediction& prediction, uint64_t step, uint64_t tensors, double n
 
 TEST(Prediction, ForgetsAStepThatIsNotToComeAgain) {
   Prediction prediction(OptionsOf(Policy::kP3), {0.5, 0.5});
-  prediction.OnSubmitted(Of(9, 0), 0.0);  // of a layout that is over
+  prediction.OnSubmitted(Of(9, 0), 0.0);  // of an outdated layout
   prediction.OnReady(Of(9, 0).id(), 0.0);
   prediction.ForgetStep(0.5);
   RunStep(prediction, 0, 2, 1.0);
@@ -89,8 +90,8 @@ TEST(Prediction, ForgetsAStepThatIsNotToComeAgain) {
   for (const Report& tensor : next.tensors) EXPECT_NE(tensor.key, 9u);
 }
 
-// The first chunk after a pause takes all its latencies to arrive, and those after it only the
-// link's time; and a step that has little to send says nothing of the link.
+// The first chunk after a pause takes all its latencies to arrive, and later ones only the link's
+// time. A step that sends little does not show the link's rate.
 TEST(Prediction, TheRateIsTheLinksAndNotThatOfItsLatencyOrOfAShortStep) {
   Prediction prediction(OptionsOf(Policy::kP3), {0.5, 0.5});
   constexpr double kRate = 1024 * sizeof(float);
@@ -105,7 +106,7 @@ TEST(Prediction, TheRateIsTheLinksAndNotThatOfItsLatencyOrOfAShortStep) {
   EXPECT_LE(prediction.bytes_per_s(), 0.5 * kRate) << "a link that became slower is known in time";
 }
 
-// A rate that the window has held back says so by growing, and the window grows ahead of it.
+// A rate that the window limits grows from step to step, and the window must grow ahead of it.
 TEST(Prediction, TheWindowIsWideWhileTheRateGrows) {
   Prediction prediction(OptionsOf(Policy::kP3), {0.5, 0.5});
   std::vector<uint32_t> windows;
@@ -116,15 +117,16 @@ TEST(Prediction, TheWindowIsWideWhileTheRateGrows) {
     ASSERT_EQ(next.chunks.size(), 16u);
     windows.push_back(next.chunks[0].window_kib);
   }
-  // In KiB: four lanes of 4, and four times a hop's two seconds of 4 a second, or as predicted: one
-  // chunk, and at least three quarters of a hop's time.
+  // In KiB: four lanes of 4, plus four times a hop's two seconds at 4 per second; later as
+  // predicted, which is one chunk and at least three quarters of a hop's time.
   EXPECT_EQ(windows[0], 4u * 4 + 4 * 2 * 4);
   EXPECT_LE(windows[2], windows[0] * 3 / 4);
   EXPECT_GE(windows[2], 4u + 3 * 2 * 4 / 4) << "a hop is on its way";
 }
 
-// Four chunks arrive at once every four seconds, as behind a buffer: in the time of a chunk that is
-// twice the rate of the whole. Tensor 1 is needed first, and ready when six chunks can have passed.
+// Four chunks arrive at once every four seconds, as from a buffer: measured over the time of a
+// chunk, twice the step's rate. Tensor 1 is needed first, and ready when six chunks can have
+// passed.
 TEST(Prediction, AnOrderIsForTheRateOfAStepAndNotForThatOfABurst) {
   Prediction prediction(OptionsOf(Policy::kP3), {0.5, 0.5});
   const Report late = Of(2, 9, 16 * 1024, 16), early = Of(1, 1);
@@ -147,7 +149,7 @@ TEST(Prediction, AnOrderIsForTheRateOfAStepAndNotForThatOfABurst) {
   EXPECT_LE(place - plan.chunks.begin(), 9);
 }
 
-// While first hops are on their way the link has time for as many more.
+// While first hops are on their way the link has time for as many other hops.
 TEST(PredictOrder, KnowsThatAChunksHopsLeaveTheLinkBetween) {
   const std::vector<ExpectedTensor> tensors = {{0.0, 8.0, 9, 8}, {4.0, 1.0, 0, 1}};
   const auto place = [&](const ExpectedLink& link) {
@@ -158,8 +160,8 @@ TEST(PredictOrder, KnowsThatAChunksHopsLeaveTheLinkBetween) {
   EXPECT_EQ(place({10.0, {0.5, 0.5}}), 8);
 }
 
-// The model takes the link for slower than it was: tensor 0 was done before tensor 1 was ready, as
-// where a caller waits for it. Tensor 2, as urgent, was ready before.
+// The model expects a slower link than it was: tensor 0 was done before tensor 1 was ready, as if a
+// caller waited for it. Tensor 2, equally urgent, was ready before that.
 TEST(PredictOrder, WhatWasDoneBeforeAnotherWasReadyStaysAhead) {
   const std::vector<ExpectedTensor> tensors = {
       {0.0, 8.0, 9, 8, 3.0}, {3.5, 1.0, 0, 1}, {2.5, 1.0, 0, 1}};
@@ -169,12 +171,11 @@ TEST(PredictOrder, WhatWasDoneBeforeAnotherWasReadyStaysAhead) {
   EXPECT_EQ(order[3], (ChunkOfStep{2, 0}));
 }
 
-// A chunk is half a second on the link and a second on its way, twice: one after the other, or all
-// A chunk is half a second on the link and a second on its way, twice. A window of half a second
-// lets one chunk at a time through, since its second hop counts as its first; of a second two, and
-// then the third; of three seconds all at once, when the second hops of the first two pass beside
-// the last one's latency. The forward pass takes half of the second by which the first tensor
-// follows the other.
+// A chunk takes half a second on the link and a second to arrive, twice. A window of half a second
+// lets one chunk at a time through, since its second hop counts like its first; one of a second
+// lets two through and then the third; one of three seconds all at once, and the second hops of the
+// first two pass during the last one's latency. The forward pass takes half of the second by which
+// the first tensor follows the other.
 TEST(PredictEnd, AddsUp) {
   const ExpectedLink link{1.0, {0.5, 0.5}};
   const std::vector<ExpectedTensor> one = {{2.0, 3.0, 0, 3}};
@@ -188,7 +189,7 @@ TEST(PredictEnd, AddsUp) {
   EXPECT_DOUBLE_EQ(PredictEnd(two, both, Policy::kWfbp, link, 9.0), 4.0);
 }
 
-// Whatever the step, nothing is lost and no fixed window ends it earlier by much.
+// For any step no chunk is lost, and no fixed window ends the step much earlier.
 TEST(PredictStep, TakesTheWindowThatEndsTheStepFirst) {
   std::mt19937_64 random(5);
   for (int round = 0; round < 200; ++round) {
@@ -236,7 +237,7 @@ TEST(Prediction, LeavesOutWhatIsCalledTwice) {
   EXPECT_EQ(plan.tensors[0].key, once.key);
 }
 
-// A slow rank reports a step's tensor when the step after it is over as well.
+// A slow rank may report a step's tensor only after the next step has ended as well.
 TEST(Prediction, NothingFollowsFromAStepWhoseNextOneIsOver) {
   for (const bool over : {false, true}) {
     Prediction prediction(OptionsOf(Policy::kWfbp), {1.0});
@@ -257,8 +258,7 @@ Options Planned(const std::string& codec, Predict predict) {
 
 constexpr int kSteps = 8, kTensors = 6;
 
-// A step of tensors of several sizes, submitted from the last to the first, each rank at its own
-// pace.
+// Runs a step of tensors of several sizes, submitted last to first, each rank at its own pace.
 void Step(int rank, Engine& engine, int step, std::vector<std::vector<float>>* values) {
   std::vector<UsePtr> works;
   values->clear();
@@ -277,7 +277,7 @@ void Step(int rank, Engine& engine, int step, std::vector<std::vector<float>>* v
   for (const auto& work : works) ASSERT_TRUE(work->Wait().ok());
 }
 
-// The results of all ranks in all steps, by rank.
+// Returns each rank's results of all steps.
 std::vector<std::vector<float>> Train(Wire wire, int world, const Options& options,
                                       std::atomic<uint64_t>* planned) {
   std::vector<std::vector<float>> results(world);
@@ -301,16 +301,16 @@ TEST(Predicted, GivesTheSameBits) {
       const auto expected = Train(wire, 3, Planned(codec, Predict::kNever), &announced);
       const auto got = Train(wire, 3, Planned(codec, Predict::kAlways), &planned);
       EXPECT_EQ(announced, 0u);
-      // Every chunk of every step but the first, on every rank.
+      // All chunks of all steps but the first, on every rank.
       EXPECT_EQ(planned, 3u * (kSteps - 1) * (1 + 2 + 3 + 4 + 5 + 6));
       for (int rank = 0; rank < 3; ++rank) EXPECT_TRUE(got[rank] == expected[0]) << rank;
     }
   }
 }
 
-// Steps that lack a tensor of more chunks than may be held. From step `waits_from` on each call
-// waits for its mean, as under FSDP2; before it all calls of a step do. Ranks end their steps at
-// times of their own, so a rank may have begun what the others' step lacks.
+// Some steps lack a tensor with more chunks than may be held. From step `waits_from` on every call
+// waits for its mean, as under FSDP2; before that, only the step does. Ranks end their steps at
+// different times, so a rank may have started chunks that the others' step lacks.
 std::vector<std::vector<float>> TrainOfManySteps(Wire wire, const Options& options, int waits_from,
                                                  std::vector<uint64_t>* planned) {
   std::vector<std::vector<float>> results(3);
@@ -353,7 +353,7 @@ TEST(Predicted, ComesBackWhereStepsLackTensors) {
       const int waits_from = waits ? 0 : std::numeric_limits<int>::max();
       Options announced = Planned("int4", Predict::kNever),
               ahead = Planned("int4", Predict::kAlways);
-      // The first call is predicted first, since the others wait for it.
+      // The first call is predicted first, since the other calls wait for it.
       if (waits) announced.policy = ahead.policy = Policy::kWfbp;
       std::vector<uint64_t> none, planned;
       const auto expected = TrainOfManySteps(wire, announced, waits_from, &none);
@@ -361,7 +361,7 @@ TEST(Predicted, ComesBackWhereStepsLackTensors) {
       for (int rank = 0; rank < 3; ++rank) EXPECT_TRUE(got[rank] == expected[0]) << rank;
       EXPECT_EQ(none.back(), 0u);
       for (size_t step = planned.size(); step-- > 1;) planned[step] -= planned[step - 1];
-      if (!waits) {  // a step's first tensors may be faster than its prediction
+      if (!waits) {  // a step's first tensors may precede its prediction
         EXPECT_GT(planned[2], 0u);
         EXPECT_GT(planned[5], 0u);
         EXPECT_GT(planned[11], 0u);
@@ -373,8 +373,8 @@ TEST(Predicted, ComesBackWhereStepsLackTensors) {
   }
 }
 
-// The order of step 2 follows from step 1, in which no call waits: the last tensor is urgent and
-// comes first, and nobody submits it while the first one is not done. Later steps wait alike.
+// Step 2's order follows from step 1, in which no call waits: the last tensor is urgent and comes
+// first, but no rank submits it before the first one is done. All later steps wait in the same way.
 TEST(Predicted, CallsThatWaitAgainstThePredictedOrderEnd) {
   for (const Wire wire : {Wire::kInProcess, Wire::kGloo}) {
     std::vector<uint64_t> none, planned;
@@ -390,7 +390,7 @@ TEST(Predicted, ATensorOutsideThePlanIsAnnounced) {
     std::vector<std::vector<float>> values;
     for (int step = 0; step < kSteps; ++step) {
       Step(rank, engine, step, &values);
-      // Between steps, while all of the next one is announced and none of it submitted.
+      // Between steps, when all of the next step is predicted and none of it submitted.
       std::vector<float> metric(5000 + 1000 * step, static_cast<float>(rank));
       ASSERT_TRUE(AllReduce(engine, metric, "").ok());
       EXPECT_NEAR(metric[0], 0.5f, 0.1f);
@@ -416,7 +416,7 @@ TEST(Predicted, AnotherStepIsATypedErrorOnEveryRank) {
     Step(rank, engine, 0, &values);
     Step(rank, engine, 1, &values);
     ++ended;
-    while (ended < 3) std::this_thread::yield();  // else the error may come into another's step
+    while (ended < 3) std::this_thread::yield();  // else another rank's step might get the error
     std::vector<float> other(rank == 1 ? 9000 : 1017);
     const absl::Status status = AllReduce(engine, other, "t0");
     EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
@@ -426,7 +426,7 @@ TEST(Predicted, AnotherStepIsATypedErrorOnEveryRank) {
 
 TEST(Predicted, ARankThatStopsIsADeadline) {
   Options options = Planned("fp32", Predict::kAlways);
-  options.timeout = std::chrono::seconds(3);  // within which the first steps must succeed
+  options.timeout = std::chrono::seconds(3);  // the first steps must succeed within it
   std::barrier all(3);
   RunRanks(Wire::kInProcess, 3, options, [&](int rank, Engine& engine) {
     std::vector<std::vector<float>> values;
@@ -442,7 +442,7 @@ TEST(Predicted, ARankThatStopsIsADeadline) {
       EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded) << status;
       EXPECT_NE(status.message().find("rank 2 never submitted it"), std::string::npos) << status;
     }
-    all.arrive_and_wait();  // a rank that leaves is lost for who has not heard the reason yet
+    all.arrive_and_wait();  // else a rank without the reason would see this one as lost
   });
 }
 

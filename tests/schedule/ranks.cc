@@ -62,7 +62,7 @@ Options SmallChunks(const std::string& codec) {
   options.least_message_bytes = 0;
   options.min_bytes = 0;
   options.timeout = std::chrono::seconds(60);
-  options.predict = Predict::kNever;  // else on a busy machine, whose ranks seem to be far apart
+  options.predict = Predict::kNever;  // a busy machine's ranks would seem far apart
   return options;
 }
 

@@ -17,13 +17,13 @@ enum class Wire { kInProcess, kGloo, kUcx };
 
 std::string Name(Wire wire);
 
-// Why this machine can't run a wire, or OK.
+// Returns OK, or the reason why this machine can't run the wire.
 absl::Status IsHere(Wire wire);
 
 std::vector<Transport> Connect(Wire wire, int world);
 
-// Runs body(rank, engine) on a thread for each transport and returns when all engines are
-// destroyed. `devices`: by rank; empty, or null for a rank on the host.
+// Runs body(rank, engine) on one thread per transport, and returns once all engines are destroyed.
+// `devices`: by rank; empty, or null for a rank on the host.
 void RunRanks(std::vector<Transport> transports, const Options& options,
               const std::function<void(int, Engine&)>& body,
               const std::vector<std::shared_ptr<Device>>& devices = {});
@@ -35,11 +35,11 @@ inline TensorView View(std::vector<float>& values) { return {values.data(), valu
 
 CodecSpec Spec(const std::string& text);
 
-// Everything goes by chunks, several of them even for small tensors, in the leader's order. A
-// call that must succeed has a minute.
+// Options under which every tensor goes by chunks in the leader's order, even small tensors by
+// several chunks. The timeout is a minute, for calls that must succeed.
 Options SmallChunks(const std::string& codec);
 
-// Deterministic in (seed, rank, step); about the spread of real gradients.
+// Deterministic in (seed, rank, step), with about the spread of real gradients.
 std::vector<float> Gradient(size_t numel, uint64_t seed, int rank, int step);
 
 absl::Status AllReduce(Engine& engine, std::vector<float>& values, const std::string& key,

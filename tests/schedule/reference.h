@@ -1,5 +1,5 @@
-// The allreduce as DESIGN says it, for all ranks at once, one chunk after the other, on the scalar
-// codecs: what an engine must reproduce bit for bit, residuals and momentum included.
+// The allreduce as DESIGN describes it, for all ranks at once, one chunk after the other, on the
+// scalar codecs. An engine must reproduce it bit for bit, residuals and momentum included.
 #ifndef THINWIRE_TESTS_SCHEDULE_REFERENCE_H_
 #define THINWIRE_TESTS_SCHEDULE_REFERENCE_H_
 
@@ -19,7 +19,7 @@ class ReferenceAllReduce {
  public:
   ReferenceAllReduce(int world, const Options& options) : world_(world), options_(options) {}
 
-  // One step: gradients by rank; returns what every rank must get.
+  // Runs one step on gradients by rank; returns the result that every rank must get.
   std::vector<float> Step(std::vector<std::vector<float>> gradients, float scale) {
     const size_t numel = gradients[0].size();
     if (residuals_.empty()) {
@@ -64,7 +64,7 @@ class ReferenceAllReduce {
   }
 
  private:
-  // The result is the new momentum, where it is finite; with Nesterov the step is g + beta * m.
+  // The result is the new momentum, if it is finite; with Nesterov the step is g + beta * m.
   void Advance(std::vector<float>& result) {
     const float beta = options_.momentum.beta;
     const std::vector<float> m = result;
@@ -115,7 +115,7 @@ class ReferenceAllReduce {
     codecs.Decode(down, back.data(), {result.data() + shard.begin, numel});
   }
 
-  // A shard of a column's part: over each row, then over the column's ranks.
+  // Reduces a shard of a column's part: over each row, then over the ranks of the column.
   void ReduceInTwoLevels(std::vector<std::vector<float>>& gradients, const Chunk& chunk, int number,
                          float scale, std::vector<float>& result) {
     const Grid grid = GridOf(chunk);
@@ -147,7 +147,7 @@ class ReferenceAllReduce {
     ScalarBackend().Decode(down, back.data(), {result.data() + shard.begin, numel});
   }
 
-  // What arrives of values that a rank encodes, with its residual.
+  // Returns `values` as a peer decodes them after `rank` has encoded them with its residual.
   std::vector<float> SentUp(const CodecSpec& up, int rank, Range range, std::vector<float> values) {
     std::vector<uint8_t> wire(EncodedBytes(up, values.size()));
     ScalarBackend().Encode(up, {values.data(), values.size()}, Residual(rank, range), wire.data(),
@@ -156,7 +156,7 @@ class ReferenceAllReduce {
     return values;
   }
 
-  // The first ones are taken as they are, so that -0 stays.
+  // Starts from -0, so that adding the first values does not change a -0.
   static void Add(const std::vector<float>& values, std::vector<float>& sum) {
     if (sum.empty()) sum.assign(values.size(), -0.0f);
     for (size_t i = 0; i < values.size(); ++i) sum[i] += values[i];
@@ -202,7 +202,7 @@ class ReferenceAllReduce {
   const int world_;
   const Options options_;
   uint64_t step_ = 0;
-  std::vector<std::vector<float>> residuals_, velocities_;  // dense: one velocity for all
+  std::vector<std::vector<float>> residuals_, velocities_;  // dense codecs: only one velocity
 };
 
 }  // namespace thinwire

@@ -9,7 +9,7 @@
 
 namespace thinwire {
 
-// Every rank's result of every step has the reference's bits.
+// Expects every rank's results of all steps to have the reference's bits.
 inline void ExpectTheReferencesBits(std::vector<Transport> transports, const Options& options,
                                     size_t numel, int steps) {
   const int world = static_cast<int>(transports.size());

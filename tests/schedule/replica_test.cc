@@ -1,6 +1,6 @@
-// Replicas are bit-identical: in every codec, world and dtype, over many steps.
+// Replicas are bit-identical with every codec, world size and dtype, over many steps.
 //
-// `make replicas` runs a thousand steps of each; THINWIRE_TEST_STEPS is their number.
+// `make replicas` runs a thousand steps of each; THINWIRE_TEST_STEPS sets the number.
 #include <chrono>
 #include <cstdlib>
 #include <string>
@@ -19,7 +19,7 @@ int StepsToRun() {
   return steps == nullptr ? Steps(12) : std::atoi(steps);
 }
 
-// A tensor of each dtype. Odd sizes: less than a block, less than a shard a rank, several chunks.
+// A tensor per dtype, of odd sizes: less than a block, less than a shard per rank, several chunks.
 struct Tensor {
   const char* name;
   DType dtype;
@@ -28,7 +28,7 @@ struct Tensor {
 constexpr Tensor kTensors[] = {
     {"float", DType::kF32, 3001}, {"brain", DType::kBF16, 777}, {"half", DType::kF16, 97}};
 
-// Bits of finite values of the dtype, other ones on each rank and in each step.
+// Returns finite values of the dtype that differ by rank and step.
 std::vector<uint8_t> Values(const Tensor& tensor, int rank, int step) {
   const std::vector<float> floats = Gradient(tensor.numel, tensor.numel, rank, step);
   std::vector<uint8_t> bytes(tensor.numel * SizeOf(tensor.dtype));
@@ -37,7 +37,7 @@ std::vector<uint8_t> Values(const Tensor& tensor, int rank, int step) {
   return bytes;
 }
 
-// The digests of a rank's results, step by step.
+// Returns the digests of a rank's results, by step and tensor.
 std::vector<uint64_t> Train(int rank, Engine& engine, int steps) {
   std::vector<uint64_t> digests;
   for (int step = 0; step < steps; ++step) {

@@ -1,4 +1,4 @@
-// Members of a group with roles, and the epochs of it.
+// Members of a group with roles, and the group's epochs.
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -64,7 +64,7 @@ struct Seat {
   uint64_t epoch = 0;
 };
 
-// What the handshake of every rank, with these seats, comes to.
+// Returns each rank's result of a handshake with these seats.
 std::vector<absl::StatusOr<Roster>> Meet(const std::vector<Seat>& seats) {
   const std::shared_ptr<Store> store = MakeInProcessStore();
   const int size = static_cast<int>(seats.size());

@@ -1,5 +1,5 @@
-// Reduce-scatters, all-gathers and all-to-alls: exact sums, exact bookkeeping of residuals, the
-// same bits on all ranks, and typed errors for what has no such collective.
+// Reduce-scatters, all-gathers and all-to-alls: exact sums, exact residuals, the same bits on all
+// ranks, and typed errors for codecs and calls without such a collective.
 #include <algorithm>
 #include <cmath>
 #include <mutex>
@@ -23,8 +23,7 @@ absl::Status Perform(Engine& engine, Collective collective, TensorView input, Te
   return work.ok() ? (*work)->Wait() : work.status();
 }
 
-// Elements of a rank's part: chunks of one and of several blocks, and borders that are no multiple
-// of a block.
+// Elements of a rank's part: chunks of one and of several blocks, and borders inside a block.
 constexpr size_t kParts[] = {1, 3, 255, 256, 257, 1000, 3001, 4096};
 
 TEST(ReduceScatter, IsThePlainSumInRankOrder) {
@@ -92,7 +91,7 @@ TEST(AllToAll, OfABufferInPlaceOrOfNoWholePartsIsRefused) {
   });
 }
 
-// A rank's own elements may lie in their place among all ranks', as they may with NCCL.
+// A rank's own elements may lie in place among those of all ranks, as with NCCL.
 TEST(Scatter, InPlaceGivesTheSameBits) {
   constexpr size_t kPart = 3001;
   RunRanks(Wire::kInProcess, 3, SmallChunks("int4"), [&](int rank, Engine& engine) {
@@ -127,7 +126,7 @@ TEST(AllGather, OfFp32IsACopyInRankOrder) {
   }
 }
 
-// What ranks sent and what they keep add up to what came in, element by element.
+// The values that ranks sent plus their residuals add up to the input, element by element.
 TEST(ReduceScatter, LosesNothing) {
   constexpr int kWorld = 3, kSteps = 20;
   constexpr size_t kPart = 2500, kNumel = kPart * kWorld;
@@ -150,7 +149,7 @@ TEST(ReduceScatter, LosesNothing) {
         ASSERT_TRUE(engine.error_feedback().Export("g", &residual).ok());
         for (size_t i = 0; i < kNumel; ++i) kept[i] += residual.first[i];
         EXPECT_EQ(residual.second, std::vector<float>(kNumel)) << "there is no second hop";
-        // The own part enters the sum as it is.
+        // A rank's own part enters the sum as it is.
         for (size_t i = 0; i < kPart; ++i) ASSERT_EQ(residual.first[rank * kPart + i], 0.0f) << i;
       });
       double largest = 0.0;
@@ -163,7 +162,7 @@ TEST(ReduceScatter, LosesNothing) {
   }
 }
 
-// The own elements come back as everybody else gets them, and what was lost is made up for later.
+// A rank gets its own elements as all others get them, and later steps bring what was lost.
 TEST(AllGather, GivesAllRanksTheSameBitsAndLosesNothing) {
   constexpr int kWorld = 3, kSteps = 20;
   constexpr size_t kPart = 2500;
@@ -191,17 +190,17 @@ TEST(AllGather, GivesAllRanksTheSameBitsAndLosesNothing) {
   }
 }
 
-// Small whole numbers are exact in every dtype, and so is their sum.
+// Small whole numbers and their sums are exact in every dtype.
 TEST(Scatter, HalfPrecisionGoesBothWays) {
   constexpr size_t kPart = 1500;
   for (const char* codec : {"fp32", "bf16"}) {
     for (const auto& [dtype, one] :
          {std::pair{DType::kBF16, uint16_t{0x3f80}}, std::pair{DType::kF16, uint16_t{0x3c00}}}) {
-      const uint16_t two = 0x4000;  // in both
+      const uint16_t two = 0x4000;  // in both types
       RunRanks(
           Wire::kInProcess, 2, SmallChunks(codec),
           [&, dtype = dtype, one = one](int rank, Engine& engine) {
-            // Both ranks have 1 in the second part, and rank 0 alone in the first.
+            // Both ranks have 1 in the second part, and only rank 0 in the first.
             std::vector<uint16_t> input(2 * kPart), part(kPart), all(2 * kPart);
             for (size_t i = 0; i < 2 * kPart; ++i) input[i] = rank == 0 || i >= kPart ? one : 0;
             const TensorView in{input.data(), input.size(), dtype}, out{part.data(), kPart, dtype},
@@ -276,8 +275,8 @@ TEST(Scatter, AnotherCollectiveOnOneRankIsATypedErrorEverywhere) {
   }
 }
 
-// A receive that is started before the codec's work costs a latency less. Values that go as they
-// are would only be copied early, while the processor should add.
+// A receive that is started before the codec's work saves a latency. Values sent as they are would
+// only be copied early, when the processor should be adding.
 TEST(Collectives, ReceiveAheadWhereTheCodecWorks) {
   constexpr size_t kPart = 3000;
   for (const auto& [codec, topology, ahead] :
@@ -307,8 +306,8 @@ TEST(Collectives, ReceiveAheadWhereTheCodecWorks) {
   }
 }
 
-// A plane that hears of a failure from another one may not have heard yet, and takes an exchange
-// that is dropped for the first reason.
+// A plane that gets failures from another plane may not know of one yet. It would take an exchange
+// that is dropped as the first reason.
 TEST(Collectives, AnExchangeBegunAheadOfOneThatFailsIsWaitedFor) {
   AheadCounts counts{.fails = true};
   std::vector<Transport> transports = Connect(Wire::kInProcess, 2);

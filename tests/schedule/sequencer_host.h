@@ -1,5 +1,5 @@
-// Host: what stands for the engines, the control channel and the exchanges around the sequencers of
-// all ranks, on a virtual clock. A test says which of the events that can come does come next.
+// Host: replaces the engines, the control channel and the exchanges around the sequencers of all
+// ranks, on a virtual clock. A test picks the next event from those that can happen.
 #ifndef THINWIRE_TESTS_SCHEDULE_SEQUENCER_HOST_H_
 #define THINWIRE_TESTS_SCHEDULE_SEQUENCER_HOST_H_
 
@@ -72,7 +72,7 @@ class Host {
     }
   }
 
-  // Pairs of ranks with a message on its way.
+  // Pairs of ranks (from, to) with a message on its way.
   std::vector<std::pair<int, int>> Deliverable() const {
     std::vector<std::pair<int, int>> pairs;
     for (const auto& [pair, queue] : wires_) {
@@ -88,8 +88,8 @@ class Host {
     CarryOut(pair.second);
   }
 
-  // Chunks that may end on a rank: all ranks have started them, and with Matching::kByOrder a chunk
-  // that does not drain has a follower everywhere.
+  // Chunks that may end on a rank: all ranks have started them, and with Matching::kByOrder each is
+  // a drain or has a successor on every rank.
   std::vector<std::pair<int, ChunkId>> Endable() const {
     std::vector<std::pair<int, ChunkId>> endable;
     for (int r = 0; r < world() && !cut_; ++r) {
@@ -119,11 +119,11 @@ class Host {
   std::string Describe(int rank) const { return ranks_[rank]->sequencer.Describe(); }
   // The first failure of a rank.
   const absl::Status& failure(int rank) const { return ranks_[rank]->failure; }
-  // The ranks that need not echo it.
+  // The number of ranks that will not echo it.
   int silent(int rank) const { return ranks_[rank]->silent; }
-  // Nothing that this rank sends arrives any more.
+  // Drops all later messages of this rank.
   void Silence(int rank) { silent_ = rank; }
-  // No exchange ends any more.
+  // No exchange ends after this.
   void CutExchanges() { cut_ = true; }
 
  private:
@@ -139,12 +139,12 @@ class Host {
     }
 
     Sequencer sequencer;
-    std::map<uint64_t, uint32_t> chunks_left;  // of what is submitted and not done
-    std::vector<ChunkId> order;                // as they were started
+    std::map<uint64_t, uint32_t> chunks_left;  // of tensors submitted and not done
+    std::vector<ChunkId> order;                // in the order of their starts
     std::vector<bool> drains;
-    std::map<ChunkId, size_t> at;  // in `order`
+    std::map<ChunkId, size_t> at;  // position in `order`
     std::map<ChunkId, StartChunk> running;
-    std::set<uint64_t> withdrawn;  // tensors
+    std::set<uint64_t> withdrawn;  // tensor ids
     absl::Status failure;
     int silent = 0;
   };
@@ -198,7 +198,7 @@ class Host {
   std::map<std::pair<int, int>, std::deque<OrderMessage>> wires_;
 };
 
-// Runs one event that can happen; false if there is none. `more`: submissions that can happen.
+// Runs one possible event; returns false if there is none. `more`: the possible submissions.
 inline bool RunOne(Host& host, std::mt19937_64& random, std::vector<std::function<void()>> more) {
   for (const auto& pair : host.Deliverable()) more.push_back([&host, pair] { host.Deliver(pair); });
   for (const auto& [rank, chunk] : host.Endable()) {

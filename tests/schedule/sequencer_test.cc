@@ -1,6 +1,6 @@
-// Sequencers of all ranks on a virtual clock: in every order in which messages, submissions and
-// ends of exchanges can come, all chunks run, once, within the rules; what can't finish is named in
-// time.
+// The sequencers of all ranks on a virtual clock. In every possible order of messages, submissions
+// and ends of exchanges all chunks run exactly once and follow the rules; chunks that can't finish
+// are named in time.
 #include "schedule/order/sequencer.h"
 
 #include <gtest/gtest.h>
@@ -27,7 +27,7 @@ TEST_P(SequencerTest, EveryRandomScheduleRunsEveryChunkOnce) {
   for (int seed = 0; seed < Rounds(1000); ++seed) {
     std::mt19937_64 random(seed);
     Options options;
-    // Every other world has heads of groups.
+    // Every second world has group heads.
     const bool groups = seed % 2 == 1;
     const int world = groups ? 3 + random() % 6 : 2 + random() % 3;
     if (groups) options.control_tree_from = 2;
@@ -45,10 +45,10 @@ TEST_P(SequencerTest, EveryRandomScheduleRunsEveryChunkOnce) {
       all += chunks[t] = 1 + random() % 3;
       numels[t] = chunks[t] * (1 + random() % 1280);
     }
-    // By rank: its step, and what of it is left to submit, in an order of its own.
+    // By rank: its step, and the tensors of that step left to submit, in this rank's order.
     std::vector<uint64_t> step(world);
     std::vector<std::vector<size_t>> left(world);
-    // A rank waits for a step's end before it submits the next one, or it does not.
+    // true: a rank waits for a step's end before it submits the next one.
     const bool waits = random() % 2 == 0;
     const auto begin = [&](int rank) {
       for (size_t t = 0; t < tensors; ++t) left[rank].push_back(t);
@@ -66,7 +66,7 @@ TEST_P(SequencerTest, EveryRandomScheduleRunsEveryChunkOnce) {
     };
     const auto may_submit = [&](int rank) {
       if (left[rank].empty()) return step[rank] < kSteps && (!waits || host.IsIdle(rank));
-      // Of a name one use is in flight at a time.
+      // Only one use per name may be in flight.
       const uint64_t t = left[rank].back();
       return step[rank] == 0 || !host.InFlight(rank, Of(t + 1, step[rank] - 1).id());
     };
@@ -91,7 +91,7 @@ TEST_P(SequencerTest, EveryRandomScheduleRunsEveryChunkOnce) {
   EXPECT_EQ(predicted > 0, predict() == Predict::kAlways);
 }
 
-// A program of steps that lack tensors, another one in each, or the same few in a row.
+// A program whose steps lack some tensors: others in each step, or the same ones for some steps.
 struct Steps {
   Steps(std::mt19937_64& random, size_t tensors, size_t count) {
     std::vector<size_t> step;
@@ -113,10 +113,10 @@ struct Steps {
 
   std::vector<std::vector<size_t>> tensors_of;  // by step
   std::vector<std::vector<uint64_t>> call_of;   // by step and tensor
-  std::vector<bool> repeats;                    // by step: the one before
+  std::vector<bool> repeats;                    // by step: equals the previous one
 };
 
-// Rank 0 says that the next step will be alike, or that it may be another, whatever comes.
+// Rank 0 announces that the next step repeats or that it may differ, correctly or at random.
 TEST(Sequencer, StepsThatLackPredictedTensorsRunEveryChunkOnce) {
   size_t predicted = 0, announced = 0;
   for (int seed = 0; seed < Rounds(3000); ++seed) {
@@ -136,8 +136,8 @@ TEST(Sequencer, StepsThatLackPredictedTensorsRunEveryChunkOnce) {
     std::vector<uint32_t> chunks(tensors);
     for (uint32_t& count : chunks) count = 1 + random() % 6;
     const bool waits = random() % 2 == 0;      // for a step's end before the next step
-    const bool one_order = random() % 2 == 0;  // on all ranks
-    const bool knows = random() % 2 == 0;      // which steps repeat
+    const bool one_order = random() % 2 == 0;  // the same on all ranks
+    const bool knows = random() % 2 == 0;      // rank 0 knows which steps repeat
     std::vector<size_t> step(world);
     std::vector<std::vector<size_t>> left(world);
     const auto begin = [&](int rank) {
@@ -189,8 +189,8 @@ TEST(Sequencer, StepsThatLackPredictedTensorsRunEveryChunkOnce) {
   EXPECT_GT(announced, 0u);
 }
 
-// Before some calls of a step a rank waits until an earlier call of it is done. Where all have one
-// order they wait alike, and in all steps; elsewhere as it comes.
+// Before some calls of a step a rank waits until an earlier call of the step is done. With one
+// order for all, these waits are the same on all ranks and in all steps; otherwise they are random.
 TEST_P(SequencerTest, ProgramsThatWaitRunEveryChunkOnce) {
   constexpr size_t kSteps = 4;
   size_t predicted = 0, stood = 0;
@@ -215,7 +215,7 @@ TEST_P(SequencerTest, ProgramsThatWaitRunEveryChunkOnce) {
     std::vector<size_t> order(tensors);
     std::iota(order.begin(), order.end(), size_t{0});
     std::shuffle(order.begin(), order.end(), random);
-    // By call: the place of the one that it waits for; its own if there is none.
+    // By call: the position of the call it waits for, or its own if there is none.
     std::vector<size_t> waits_for(tensors);
     const auto draw = [&](std::vector<size_t>& waits) {
       waits.resize(tensors);
@@ -261,12 +261,12 @@ TEST_P(SequencerTest, ProgramsThatWaitRunEveryChunkOnce) {
     predicted += host.predicted();
   }
   EXPECT_EQ(predicted > 0, predict() == Predict::kAlways);
-  // Only what waits otherwise than the step before it can stand still.
+  // Only a step whose waits differ from those of the step before can stall.
   EXPECT_EQ(stood > 0, predict() == Predict::kAlways && matching() == Matching::kByTag);
 }
 
-// A step of these tensors on all ranks, each of so many chunks; a call waits for its result, as
-// under FSDP2. Returns how many chunks started ahead on all ranks together.
+// Runs a step of these tensors, of kChunks chunks each, on all ranks. Each call waits for its
+// result, as under FSDP2. Returns how many chunks started ahead, summed over all ranks.
 size_t RunStep(Host& host, const std::vector<uint64_t>& keys, std::map<uint64_t, uint64_t>& calls,
                bool repeats) {
   constexpr uint32_t kChunks = 6;
@@ -286,7 +286,7 @@ size_t RunStep(Host& host, const std::vector<uint64_t>& keys, std::map<uint64_t,
   return host.predicted() - before;
 }
 
-// Chunks of a tensor that is left out are more than may be held.
+// The tensor that is left out has more chunks than may be held.
 TEST(Sequencer, PredictionComesBackWhereAStepLacksATensor) {
   Options options;
   options.predict = Predict::kAlways;
@@ -297,14 +297,14 @@ TEST(Sequencer, PredictionComesBackWhereAStepLacksATensor) {
   std::vector<size_t> predicted;
   for (const auto& keys : {all, all, fewer, fewer, fewer, all, all, all}) {
     const bool first = predicted.empty();
-    const bool repeats = first || predicted.size() % 3 != 2;  // steps 2 and 5 are another's
+    const bool repeats = first || predicted.size() % 3 != 2;  // steps 2 and 5 announce another
     predicted.push_back(RunStep(host, keys, calls, repeats));
   }
   EXPECT_EQ(predicted, (std::vector<size_t>{0, 54, 36, 0, 36, 36, 0, 54}));
 }
 
-// Rank 1 is a step ahead: it starts what the others' step lacks before it hears that. The others
-// start the same chunks when they have the tensor.
+// Rank 1 is a step ahead and starts chunks that the others' step lacks, before it learns that. The
+// others start the same chunks once they have the tensor.
 TEST(Sequencer, WhatARankHasStartedAheadGoesOnWhenItsTensorIsWithdrawn) {
   Options options;
   options.predict = Predict::kAlways;
@@ -335,10 +335,10 @@ TEST(Sequencer, WhatARankHasStartedAheadGoesOnWhenItsTensorIsWithdrawn) {
   }
 }
 
-// All calls of the first step are made at once. In the second one the callers of some ranks wait
-// for each before the next, of which tensor 3 is urgent: it comes first in the predicted order,
-// with more chunks than may be held. The others have started it then. Meanwhile tensors that are
-// not predicted come and go.
+// The first step makes all calls at once. In the second one some ranks wait for each call before
+// the next. Tensor 3 is urgent, so it comes first in the predicted order, with more chunks than may
+// be held; the other ranks have started it by then. Meanwhile tensors that are not predicted come
+// and go.
 TEST(Sequencer, AStepGoesOnWhereItsPredictedOrderCanNot) {
   constexpr uint32_t kChunks = 6;
   const auto report = [](uint64_t key, uint64_t call) {
@@ -362,7 +362,7 @@ TEST(Sequencer, AStepGoesOnWhereItsPredictedOrderCanNot) {
           if (!waits(r)) host.Submit(r, report(key, call));
         }
       }
-      // All ranks have all that nobody waits for before anything is done.
+      // All ranks have submitted the calls that do not wait before any chunk is done.
       while (!host.Deliverable().empty()) host.Deliver(host.Deliverable().front());
       for (uint64_t key = 1; key <= 3; ++key) {
         for (int r = 0; r < 3; ++r) {
@@ -383,7 +383,7 @@ TEST(Sequencer, AStepGoesOnWhereItsPredictedOrderCanNot) {
         host.EndStep(r);
       }
       Settle(host);
-      // The third step is predicted as the second one went, and all of it starts ahead.
+      // The third step is predicted from the second one, and all of it starts ahead.
       if (call == 2) {
         EXPECT_EQ(host.predicted() - before, 3 * 3 * kChunks);
       }
@@ -393,8 +393,8 @@ TEST(Sequencer, AStepGoesOnWhereItsPredictedOrderCanNot) {
   }
 }
 
-// The first step of tensors 1 to 3 is over; the second one is predicted, and nobody has submitted
-// it.
+// Returns a host after the first step of tensors 1 to 3. The second step is predicted, and no rank
+// has submitted any of it.
 Host AfterOneStep(int world, Options options, Matching matching = Matching::kByTag) {
   options.predict = Predict::kAlways;
   Host host(world, options, matching);
@@ -415,7 +415,7 @@ void ExpectInMessage(const absl::Status& status, absl::StatusCode code,
   }
 }
 
-// The time goes by until rank 0 has seen that something is overdue, and why.
+// Advances the clock in small steps, until rank 0 has found that something is overdue, and why.
 void LetTimePass(Host& host, double seconds) {
   for (double passed = 0.0; passed < seconds; passed += 0.05) {
     host.Advance(0.05);
@@ -440,9 +440,9 @@ TEST(Sequencer, APredictedTensorThatOneRankNeverSubmitsIsNamed) {
                   {"'t2'", "rank 1", "never submitted"});
 }
 
-// Its chunks hold every predicted lane or, where all have one order, come first; another tensor,
-// which all ranks have, comes behind them. There it waits; elsewhere it goes without the
-// prediction.
+// Chunks of tensor 1 hold every predicted lane or, with one order for all ranks, come first. Tensor
+// 3, which all ranks have submitted, comes behind them. With one order it waits; otherwise it goes
+// on without the prediction.
 TEST(Sequencer, ATensorThatHoldsUpAnotherIsNamed) {
   Options options;
   options.timeout = std::chrono::milliseconds(1000);
@@ -497,7 +497,7 @@ TEST(Sequencer, ASilentLeaderIsNamedByTheOthers) {
   }
 }
 
-// Three ranks that have five seconds, and whose exchanges never end.
+// Three ranks with a timeout of five seconds, whose exchanges never end.
 Host WithoutExchanges() {
   Options options;
   options.timeout = std::chrono::milliseconds(5000);
@@ -507,7 +507,7 @@ Host WithoutExchanges() {
   return host;
 }
 
-// It has been asked ahead of the deadline, so that nobody has to wait for it after that.
+// Rank 1 was asked before the deadline, so rank 0 need not wait for an answer after that.
 TEST(Sequencer, ASilentRankIsNamedAtTheDeadline) {
   for (const bool submits : {true, false}) {
     Host host = WithoutExchanges();
@@ -527,7 +527,7 @@ TEST(Sequencer, ASilentRankIsNamedAtTheDeadline) {
   }
 }
 
-// Who waits for the next look at the clock adds to the timeout.
+// If rank 0 waited for the next look at the clock, that would add to the timeout.
 TEST(Sequencer, RankZeroFailsAsSoonAsItHearsOfAPassedDeadline) {
   Host host = WithoutExchanges();
   host.Silence(1);
@@ -541,7 +541,7 @@ TEST(Sequencer, RankZeroFailsAsSoonAsItHearsOfAPassedDeadline) {
   }
 }
 
-// Rank 0 submits long after the others, and asks when it hears that their deadline has passed.
+// Rank 0 submits long after the others, and asks them when it learns of their passed deadline.
 TEST(Sequencer, WhoAnswersIsNotSilent) {
   Host host = WithoutExchanges();
   for (const int r : {1, 2}) host.Submit(r, Of(1, 0));
@@ -554,7 +554,7 @@ TEST(Sequencer, WhoAnswersIsNotSilent) {
   EXPECT_EQ(host.silent(0), 0);
 }
 
-// Rank 0 has a later deadline than rank 2, whose question makes it ask the others in time.
+// Rank 0's deadline is later than rank 2's, whose question makes rank 0 ask the others in time.
 TEST(Sequencer, AStoppedRankIsNamedAtTheFirstDeadline) {
   Host host = WithoutExchanges();
   host.Silence(1);
@@ -587,7 +587,7 @@ Options InGroups() {
   return options;
 }
 
-// Its group's head has told rank 0 nothing, of the group's other ranks either.
+// The group's head has reported nothing to rank 0, not even for the other ranks of the group.
 TEST(Sequencer, ARankOfAGroupThatNeverSubmitsIsNamedAlone) {
   Host host(10, InGroups(), Matching::kByTag);
   Settle(host);
@@ -611,7 +611,7 @@ TEST(Sequencer, ASilentHeadIsNamedAlone) {
                   {"'t1'", ": rank 4 never submitted it, ", "look whether the process is stopped"});
 }
 
-// Ranks 4 to 7 are a group, and ranks 8 and 9.
+// Ranks 4 to 7 are one group, ranks 8 and 9 another.
 TEST(Sequencer, RanksOfGroupsThatDisagreeAreNamed) {
   for (const int other : {6, 9}) {
     Host host(10, InGroups(), Matching::kByTag);
@@ -629,7 +629,7 @@ TEST(Sequencer, RanksOfGroupsThatDisagreeAreNamed) {
   }
 }
 
-// A rank that is slow to finish a raw tensor reports it when the others are long done.
+// A rank that is slow to finish a raw tensor reports it long after the others have finished.
 TEST(Sequencer, LateReportsOfFinishedRawTensorsLeaveNothingBehind) {
   Host host(3, {}, Matching::kByTag);
   Settle(host);

@@ -1,5 +1,4 @@
-// The simulator of steps: its bound bounds, its clock adds up, and no schedule of it stands
-// still.
+// The simulator of steps: its bound is a bound, its clock adds up, and no schedule stalls.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -14,7 +13,7 @@
 namespace thinwire::sim {
 namespace {
 
-// The best that one machine can do without preemption, by trying all orders.
+// The earliest end on one machine without preemption, found by trying all orders.
 double BestOrder(const std::vector<Job>& jobs) {
   std::vector<size_t> order(jobs.size());
   std::iota(order.begin(), order.end(), size_t{0});
@@ -31,7 +30,7 @@ double BestOrder(const std::vector<Job>& jobs) {
 }
 
 TEST(Jackson, PreemptsForTheLongerTail) {
-  // The long job is interrupted at 1 for the one with the tail of 5, which ends at 2 + 5.
+  // The long job is interrupted at time 1 for the job with the tail of 5, which ends at 2 + 5.
   EXPECT_DOUBLE_EQ(JacksonBound({{0, 4, 0}, {1, 1, 5}}), 7.0);
   EXPECT_DOUBLE_EQ(JacksonBound({{2, 3, 1}}), 6.0);
   EXPECT_DOUBLE_EQ(JacksonBound({}), 0.0);
@@ -50,7 +49,7 @@ TEST(Jackson, NoOrderIsBetter) {
 }
 
 TEST(PredictOrder, HasEveryChunkOnceAndPrefersThePolicy) {
-  // Tensor 0 is ready first and long; tensor 1 comes while it is on its way.
+  // Tensor 0 is ready first and long; tensor 1 becomes ready while it is on its way.
   const std::vector<ExpectedTensor> tensors = {{0.0, 4.0, 9, 4}, {1.5, 1.0, 1, 1}};
   using Chunks = std::vector<ChunkOfStep>;
   const ExpectedLink link{0.0, {1.0}};
@@ -86,13 +85,12 @@ TEST(Simulator, ASlowLinkTakesItsBytes) {
   setting.barrier = true;
   const Outcome outcome = Simulate(setting);
   ASSERT_TRUE(outcome.finished);
-  // fp32 on both hops of two ranks: each sends its bytes once in all. The first gradient comes
-  // after 2 ms, and the forward pass after the last byte takes 5.
+  // fp32 on both hops of two ranks: each rank sends its bytes once in total. The first gradient
+  // comes after 2 ms, and the forward pass after the last byte takes 5 ms.
   EXPECT_NEAR(outcome.mean_s(), 5 * 4.0 * (1 << 20) / 1e7 + 7e-3, 1e-3);
 }
 
-// 16 chunks, each of 2 (n - 1) messages or of 2 (r + c - 2), and what rank 0 hears and says of
-// them.
+// 16 chunks of 2 (n - 1) messages each if flat, or 2 (r + c - 2) in a grid, and rank 0's frames.
 TEST(Simulator, MessagesTakeTheirTime) {
   Setting setting = Small(1, 1 << 18);
   setting.profile.units[0].forward_s = setting.profile.units[0].backward_s = 0.0;
@@ -116,7 +114,7 @@ TEST(Simulator, MessagesTakeTheirTime) {
   }
 }
 
-// By nodes a chunk's bytes between nodes are those of flat over the ranks of a node.
+// By nodes a chunk's bytes between nodes are the flat bytes divided by the ranks of a node.
 TEST(Simulator, NodesHaveLinksOfTheirOwn) {
   Setting setting = Small(1, 1 << 20);
   setting.profile.units[0].forward_s = setting.profile.units[0].backward_s = 0.0;
@@ -133,7 +131,7 @@ TEST(Simulator, NodesHaveLinksOfTheirOwn) {
   EXPECT_GT(Simulate(setting).mean_s(), flat_s) << "a slow link inside";
 }
 
-// 100 ranks make ten groups of ten: rank 0 hears 9 ranks and 9 heads of a tensor, and tells them.
+// 100 ranks form ten groups of ten: for a tensor rank 0 exchanges frames with 9 ranks and 9 heads.
 TEST(Simulator, HeadsOfGroupsSpareRankZero) {
   Setting setting = Small(4, 1 << 14);
   setting.ranks = 100;
@@ -145,7 +143,7 @@ TEST(Simulator, HeadsOfGroupsSpareRankZero) {
 
 TEST(Simulator, P3HidesWhatABarrierShows) {
   Setting setting = Small(8, 1 << 18);
-  setting.bytes_per_s = 4.0 * (1 << 18) / 2.5e-3;  // about as long as the computing
+  setting.bytes_per_s = 4.0 * (1 << 18) / 2.5e-3;  // about as long as the computation
   const Outcome p3 = Simulate(setting);
   setting.barrier = true;
   setting.engine.policy = Policy::kFifo;
@@ -154,8 +152,8 @@ TEST(Simulator, P3HidesWhatABarrierShows) {
   EXPECT_LT(p3.ratio(), 1.1);
 }
 
-// 34 layers whose gradients take twice their computing at 1 Gb/s: the first ones' hops are on their
-// way while the next ones' are sent, and what is urgent waits for no more than that.
+// 34 layers whose gradients take twice as long at 1 Gb/s as their computation. The first layers'
+// hops are on their way while the next ones' are sent, and an urgent chunk waits only for those.
 TEST(Simulator, APredictedOrderKeepsAFarLinkBusy) {
   Setting setting = Small(34, 750000);
   for (Unit& unit : setting.profile.units) unit = {750000, 5e-4, 1e-3};

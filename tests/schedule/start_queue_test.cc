@@ -1,4 +1,4 @@
-// Which predicted chunks may start, and that what peers wait for always does in the end.
+// Which predicted chunks may start, and that chunks that peers wait for always start in the end.
 #include "schedule/order/start_queue.h"
 
 #include <gtest/gtest.h>
@@ -17,7 +17,7 @@ namespace {
 constexpr uint32_t kChunkKiB = 100;
 
 // A rank's queue of predicted chunks, each the only one of its tensor, and the tensors that the
-// rank has submitted. Chunks have the numbers 0, 1, … in the predicted order.
+// rank has submitted. Chunks are numbered 0, 1, … in the predicted order.
 class Rank {
  public:
   explicit Rank(int lanes, std::vector<double> hop_shares = {1.0})
@@ -27,7 +27,7 @@ class Rank {
     Predict(std::vector<uint32_t>(chunks, window_kib));
   }
 
-  // Chunks with these windows. Returns how many may soon be under way together.
+  // Appends chunks with these windows. Returns how many may soon be under way together.
   int Predict(const std::vector<uint32_t>& windows_kib) {
     std::vector<PredictedChunk> chunks;
     for (const uint32_t window_kib : windows_kib) {
@@ -46,7 +46,7 @@ class Rank {
     book_.Insert(0, report.id(), {.report = std::make_shared<const Report>(report)});
   }
 
-  // The chunks that start now.
+  // Returns the chunks that start now.
   std::vector<int> Start() {
     queue_.Start(0.0);
     std::vector<int> starting;
@@ -79,7 +79,7 @@ class Rank {
     return {.id = ReportOf(chunk).id(), .position = static_cast<uint64_t>(chunk) + 1};
   }
 
-  uint64_t count_ = 0;  // of predicted chunks
+  uint64_t count_ = 0;  // predicted chunks so far
   TensorBook book_{0, 1};
   Outbox outbox_;
   StartQueue queue_;
@@ -96,8 +96,8 @@ TEST(StartQueueTest, AsManyStartAsTheWindowHolds) {
   EXPECT_EQ(rank.Start(), Chunks());
 }
 
-// A first hop takes three quarters of a chunk's bytes, and the window has room for two of them, or
-// for one beside two second hops or three. Hops of chunks end in another order than they start.
+// A first hop takes three quarters of a chunk's bytes. The window has room for two first hops, or
+// for one beside two or three second hops. Hops end in another order than their chunks start.
 TEST(StartQueueTest, AChunkCountsWithTheHopThatItIsAt) {
   Rank rank(6, 8, 3 * kChunkKiB / 2, {0.75, 0.25});
   for (int chunk = 0; chunk < 6; ++chunk) rank.Submit(chunk);
@@ -106,7 +106,7 @@ TEST(StartQueueTest, AChunkCountsWithTheHopThatItIsAt) {
   EXPECT_EQ(rank.Start(), Chunks());
   rank.EndHop(0);
   EXPECT_EQ(rank.Start(), (Chunks{2}));
-  rank.EndHop(1);  // its last one
+  rank.EndHop(1);  // its last hop
   EXPECT_EQ(rank.Start(), Chunks());
   rank.Finish(1);
   EXPECT_EQ(rank.Start(), Chunks());
@@ -116,15 +116,15 @@ TEST(StartQueueTest, AChunkCountsWithTheHopThatItIsAt) {
   EXPECT_EQ(rank.Start(), Chunks());
 }
 
-// Some chunks have fewer hops than the order expects, or fail half-way, and others have more. All
-// overtake chunk 0, and the window has room for one only while nothing else is under way.
+// Some chunks have fewer hops than the order expects, or fail half-way; others have more hops. All
+// overtake chunk 0, and one fits into the window only while no other is under way.
 TEST(StartQueueTest, AChunkGivesItsBytesBackHoweverItEnds) {
   for (const int hops : {0, 1, 2, 5}) {
     Rank rank(40, 8, kChunkKiB, {0.75, 0.25});
     for (int chunk = 1; chunk < 40; ++chunk) {
       rank.Submit(chunk);
       ASSERT_EQ(rank.Start(), (Chunks{chunk})) << hops << " hops";
-      if (chunk + 1 < 40) rank.EndHop(chunk + 1);  // it has not started
+      if (chunk + 1 < 40) rank.EndHop(chunk + 1);  // not started yet
       for (int hop = 0; hop < hops; ++hop) rank.EndHop(chunk);
       rank.Finish(chunk);
       rank.EndHop(chunk);
@@ -133,7 +133,7 @@ TEST(StartQueueTest, AChunkGivesItsBytesBackHoweverItEnds) {
   }
 }
 
-// The oldest chunk that is not finished starts however many bytes are on their later hops.
+// The oldest unfinished chunk starts however many bytes others have on their later hops.
 TEST(StartQueueTest, TheOldestStartsBesideHopsThatFillTheWindow) {
   Rank rank(5, 8, kChunkKiB, {0.1, 0.9});
   for (int chunk = 1; chunk < 5; ++chunk) rank.Submit(chunk);
@@ -192,7 +192,7 @@ TEST(StartQueueTest, EachChunkHasTheWindowOfItsPrediction) {
   EXPECT_EQ(rank.Start(), (Chunks{1, 2}));
 }
 
-// Behind a chunk that is ready and does not fit nothing starts, however small.
+// A chunk that is ready but does not fit holds back all chunks behind it, however small.
 TEST(StartQueueTest, ASmallChunkDoesNotOvertakeALargeOne) {
   Rank rank(3, 4, 3 * kChunkKiB / 2);
   rank.Submit(0);
@@ -203,13 +203,13 @@ TEST(StartQueueTest, ASmallChunkDoesNotOvertakeALargeOne) {
   EXPECT_EQ(rank.Start(), (Chunks{1, 2}));
 }
 
-// A chunk is finished when all ranks have started it. With fewer lanes than chunks, and windows
-// from none, everything finishes, whatever is ready first on which rank.
+// A chunk finishes once all ranks have started it. With fewer lanes than chunks, and any window,
+// everything finishes, whichever chunks are ready first on each rank.
 TEST(StartQueueTest, RanksThatAreReadyInAnyOrderAllFinish) {
   constexpr int kRanks = 3, kChunks = 24, kLanes = 4;
   for (unsigned seed = 0; seed < 2000; ++seed) {
     std::mt19937 random(seed);
-    std::deque<Rank> ranks;  // which stay where they are
+    std::deque<Rank> ranks;  // elements never move
     std::vector<std::vector<int>> unready(kRanks, std::vector<int>(kChunks));
     for (int r = 0; r < kRanks; ++r) {
       ranks.emplace_back(kChunks, kLanes, static_cast<uint32_t>(kChunkKiB * (seed % 4)),

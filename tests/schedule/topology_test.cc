@@ -1,4 +1,4 @@
-// Which way a group goes: what the user says, what the nodes allow, and what the links are worth.
+// The topology of a group follows from the user's option, the nodes, and the rates of the links.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -21,7 +21,7 @@ namespace {
 
 std::vector<CodecPair> Codecs(const char* spec) { return {*CodecPair::Parse(spec)}; }
 
-// Two nodes of two ranks: half of the bytes between nodes are saved, for 4 bytes and more inside.
+// Two nodes of two ranks: saves half of the bytes between nodes, for 4 bytes or more inside.
 TEST(Hierarchy, PaysWhereTheLinksInsideAreMuchFaster) {
   const Grid nodes{2, 2};
   EXPECT_TRUE(HierarchyPays(nodes, Codecs("int4"), {1e9, 60e6}));
@@ -40,7 +40,7 @@ TEST(Hierarchy, SendsFewerBytesBetweenNodesByTheRanksOfANode) {
   }
 }
 
-// Units of fp32 elements, of a node's card. NCCL's ring of fp32 has 2 (n - 1) / n, n ranks.
+// In units of fp32 elements per node's network card. NCCL's fp32 ring sends 2 (n - 1) / n.
 TEST(Hierarchy, KeepsBelowARingBetweenNodesWhereAFlatExchangeDoesNot) {
   const CodecPair int8 = *CodecPair::Parse("int8");
   const auto of_node = [](const Grid& nodes, const LinkBytes& bytes) {
@@ -71,7 +71,7 @@ Board BoardOf(Transport& transport, std::chrono::milliseconds timeout) {
   return {"links", transport.members(), transport, 0, Clock::now() + timeout, timeout};
 }
 
-// A host's plane whose links between nodes of two ranks take 100 ms for every exchange.
+// A host's plane on which every exchange between nodes (of two ranks) takes 100 ms.
 class SlowBetweenNodes final : public DataPlane {
  public:
   explicit SlowBetweenNodes(std::unique_ptr<DataPlane> inner) : inner_(std::move(inner)) {}
@@ -100,7 +100,7 @@ struct Chosen {
   std::optional<LinkRates> rates;
 };
 
-// The choice of all ranks, which must be one.
+// Returns the choice of all ranks, which must agree.
 Chosen Choose(Topology topology, const Nodes& nodes, const char* codec = "int4",
               bool slow_between = false) {
   constexpr int kWorld = 4;
@@ -143,14 +143,14 @@ TEST(Topology, GoesFlatAndSaysWhy) {
   EXPECT_EQ(Choose(Topology::kGrid, NodesOf(4, 2)).words, "grid: 2 x 2 ranks");
 }
 
-// All ranks are threads here, so the links inside are no faster than those between.
+// All ranks are threads, so the links inside nodes are no faster than those between them.
 TEST(Topology, IsMeasuredIfNobodySaysIt) {
   const Chosen chosen = Choose(Topology::kAuto, NodesOf(4, 2));
   EXPECT_NE(chosen.words.find("MB/s inside nodes of 2"), std::string::npos) << chosen.words;
 }
 
-// topk at this density is int4 in a world of 4, which goes by nodes, while topk itself never does.
-// On a busy machine exchanges inside may be measured to be slow as well.
+// topk at this density becomes int4 in a world of 4. int4 goes by nodes, which topk never does. On
+// a busy machine exchanges inside nodes may be measured as slow, too.
 TEST(Topology, IsChosenForTheCodecThatRunsAndAsTheSimulatorChooses) {
   const char* const kSparse = "topk:density=0.5";
   ASSERT_TRUE(Codecs(kSparse)[0].up.traits().entries());
@@ -172,7 +172,7 @@ TEST(Topology, IsChosenForTheCodecThatRunsAndAsTheSimulatorChooses) {
   EXPECT_EQ(on_fast_nodes->topology, Topology::kHierarchical);
 }
 
-// What the ranks but `stopped` end with, which stops when they begin to measure.
+// Returns the results of all ranks if `stopped` stops when they begin to measure.
 std::vector<absl::Status> ChooseWithout(int stopped, std::chrono::milliseconds timeout) {
   constexpr int kWorld = 4;
   std::vector<Transport> transports = MakeInProcessTransports(kWorld);
@@ -191,8 +191,8 @@ std::vector<absl::Status> ChooseWithout(int stopped, std::chrono::milliseconds t
   return ends;
 }
 
-// Rank 1 waits for rank 3 then, and rank 3 for rank 2. On a machine that stands still others may be
-// silent as well; they have more time in each further attempt.
+// Rank 1 then waits for rank 3, and rank 3 for rank 2. On an overloaded machine others may be
+// silent as well, so each further attempt has more time.
 TEST(Topology, WhoeverStopsWhileLinksAreMeasuredIsNamedOnAllOthers) {
   constexpr int kStopped = 2;
   const auto is_right = [](const absl::Status& end) {

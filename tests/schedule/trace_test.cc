@@ -12,7 +12,7 @@
 namespace thinwire {
 namespace {
 
-// One event for each stage of each chunk, on every rank.
+// Every rank records one event per stage of each chunk.
 TEST(Trace, HasEveryStageOfEveryChunk) {
   const OwnFolder folder;
   Options options = SmallChunks("int4");
@@ -26,7 +26,7 @@ TEST(Trace, HasEveryStageOfEveryChunk) {
     text << std::ifstream(folder.File(name)).rdbuf();
     for (const char* stage : kStageNames) {
       size_t count = 0;
-      // A chunk that waits has a begin and an end of its own, since rows may not overlap.
+      // Waiting chunks have separate begin and end events, since slices of a row may not overlap.
       const char* phase = std::string(stage) == kStageNames[0] ? "b" : "X";
       const std::string needle = std::string("\"name\":\"") + stage + "\",\"ph\":\"" + phase + "\"";
       for (size_t at = text.str().find(needle); at != std::string::npos;
@@ -44,7 +44,7 @@ struct Slice {
   double begin = 0.0, end = 0.0;  // microseconds
 };
 
-// The slices of a trace file whose tensor's name begins with `name`, by stage.
+// Returns by stage the slices of a trace file whose tensor name begins with `name`.
 std::map<std::string, std::vector<Slice>> SlicesOf(const std::filesystem::path& file,
                                                    const std::string& name) {
   const std::regex slice(
@@ -61,8 +61,8 @@ std::map<std::string, std::vector<Slice>> SlicesOf(const std::filesystem::path& 
   return slices;
 }
 
-// Tensors that go at once, many of them at a time: each is there, and slices of one row, which
-// viewers nest, do not overlap.
+// Many tensors go at once: each has its slices, and slices of one row, which viewers would nest, do
+// not overlap.
 TEST(Trace, HasTheStagesOfSmallTensors) {
   constexpr int kTensors = 8;
   const OwnFolder folder;

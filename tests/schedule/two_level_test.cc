@@ -40,7 +40,7 @@ TEST(Grid, IsTakenByLargeWorldsThatHaveAGoodOne) {
   EXPECT_FALSE(GoesByGrid(3, options)) << "one row is no grid";
 }
 
-// Every element has one owner, and owners' shards are whole blocks in their column's part.
+// Every element has one owner, and each shard consists of whole blocks of its column's part.
 TEST(Grid, ShardsHaveOneOwnerEach) {
   for (const int world : {4, 6, 9, 12, 16}) {
     const std::vector<Segment> all = {{.name = "g", .count = 50000, .total = 50000}};
@@ -93,14 +93,14 @@ TEST(TwoLevel, GivesTheReferencesBitsWithHeadsOfGroups) {
   }
 }
 
-// Chunks of fewer blocks than ranks leave some of them without a shard.
+// Chunks with fewer blocks than ranks leave some ranks without a shard.
 TEST(TwoLevel, TakesTensorsOfAnySize) {
   for (const size_t numel : {1, 255, 257, 700, 1025}) {
     ExpectTheReferencesBits(Wire::kInProcess, 6, InAGrid("int4"), numel, 2);
   }
 }
 
-// Sums of 16-bit inputs are fp32 on the way: 1 + 2^-9 is 1 in bf16.
+// 16-bit inputs are summed in fp32: 1 + 2^-9 would be 1 in bf16.
 TEST(TwoLevel, SumsSixteenBitsInFp32) {
   constexpr size_t kNumel = 1000;
   RunRanks(Wire::kInProcess, 4, InAGrid("fp32"), [&](int rank, Engine& engine) {
@@ -118,8 +118,7 @@ TEST(TwoLevel, SumsSixteenBitsInFp32) {
   });
 }
 
-// A NaN or Inf anywhere is NaN on every rank, only in its block, and leaves no trace in later
-// steps.
+// A NaN or Inf becomes NaN in its block on every rank, and leaves no trace in later steps.
 TEST(TwoLevel, NonFiniteValuesReachEveryRankAndLeaveNoTrace) {
   ExpectNonFiniteLeavesNoTrace(6, InAGrid("int4"));
 }

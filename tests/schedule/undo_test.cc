@@ -1,5 +1,5 @@
-// The last use of every tensor can be taken back: residuals and momentum are then, bit by bit, what
-// they were before it, whether it was done or failed half-way.
+// The last use of every tensor can be undone: residuals and momentum then have the bits from before
+// it, whether it was done or failed half-way.
 #include <barrier>
 #include <cstring>
 #include <string>
@@ -63,7 +63,7 @@ TEST_P(UndoTest, TakesBackAStepThatWasDone) {
   });
 }
 
-// A rank leaves when some chunks of the step are done and others are not.
+// A rank aborts when some chunks of the step are done and others are not.
 TEST_P(UndoTest, TakesBackAStepThatFailedHalfWay) {
   std::barrier together(3);
   RunRanks(Wire::kInProcess, 3, Recoverable(GetParam()), [&](int rank, Engine& engine) {
@@ -80,8 +80,7 @@ TEST_P(UndoTest, TakesBackAStepThatFailedHalfWay) {
   });
 }
 
-// A submission that is refused must leave the log of the step before alone: that step is the last
-// one that was begun.
+// A refused submission must not change the log of the step before, which is still the last one.
 TEST(UndoLogTest, ARefusedSubmissionIsNoUse) {
   std::barrier together(2);
   RunRanks(Wire::kInProcess, 2, Recoverable("int4"), [&](int rank, Engine& engine) {
@@ -96,8 +95,8 @@ TEST(UndoLogTest, ARefusedSubmissionIsNoUse) {
   });
 }
 
-// The halves of an allreduce keep residuals as well: a reduce-scatter those of all foreign parts,
-// an all-gather those of the own elements.
+// The halves of an allreduce keep residuals as well: a reduce-scatter for all parts of other ranks,
+// an all-gather for the rank's own elements.
 TEST_P(UndoTest, TakesBackAReduceScatterAndAnAllGather) {
   if (std::string(GetParam()).starts_with("topk")) GTEST_SKIP() << "has no such collectives";
   constexpr int kWorld = 3;

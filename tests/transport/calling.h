@@ -1,4 +1,4 @@
-// A rank's own part of connecting, for tests in which it does no more than that.
+// One rank's part of connecting, for tests in which it does only that.
 #ifndef THINWIRE_TESTS_TRANSPORT_CALLING_H_
 #define THINWIRE_TESTS_TRANSPORT_CALLING_H_
 
@@ -14,7 +14,8 @@
 
 namespace thinwire {
 
-// Calls the lower ranks, which it has met, until it is connected to `awaited`: its connections.
+// Calls the lower ranks, which this rank has met, until it is connected to `awaited`. Returns the
+// connections by rank.
 inline std::vector<Descriptor> CallUntilConnected(int awaited, const MeshOptions& options,
                                                   const Meeting& meeting) {
   const Identity self{options.rank, options.size, meeting.key,

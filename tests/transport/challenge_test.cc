@@ -1,4 +1,4 @@
-// The challenge as messages: what is not exactly the other end's proof is refused.
+// The challenge as messages: everything but the other end's exact proof is refused.
 #include "transport/mesh/challenge.h"
 
 #include <gtest/gtest.h>
@@ -18,12 +18,12 @@ Identity Rank(int rank, const std::string& secret = "", const std::string& optio
   return {rank, 4, GroupKey(secret, kToken), HmacSha256("", options)};
 }
 
-// The four messages of a challenge between rank 2 and rank 1, as far as it came.
+// The four messages of a challenge between rank 2 and rank 1, as far as they were sent.
 struct Talk {
   std::string hello, reply, proof, admission;
   absl::Status server, client;
 
-  // A whole one, unless the two do not fit.
+  // Runs the challenge until it is complete or one end refuses.
   Talk(const Identity& client_rank, const Identity& server_rank) {
     Challenge caller = Challenge::AsClient(client_rank, server_rank.rank);
     Challenge door = Challenge::AsServer(server_rank);
@@ -44,7 +44,7 @@ struct Talk {
   std::string nothing;
 };
 
-// What a server answers to these messages, one after the other.
+// Returns a server's result for these messages, one after the other.
 absl::Status ServerTakes(const Identity& self, const std::vector<std::string>& messages) {
   Challenge door = Challenge::AsServer(self);
   std::string answer;
@@ -72,7 +72,7 @@ TEST(Challenge, HmacIsThatOfRfc4231) {
 TEST(Challenge, AnotherKeyIsRefusedByBothEnds) {
   const Identity one = Rank(1, "a secret of the group"), two = Rank(2, "another secret there");
   EXPECT_TRUE(absl::IsPermissionDenied(Talk(two, one).server));
-  // A server that lets everybody in can't answer.
+  // A server with another key can't give the right answer, even if it admits everybody.
   const Identity same = Rank(2, "a secret of the group");
   Challenge caller = Challenge::AsClient(same, 1);
   const std::string reply = Talk(two, Rank(1, "another secret there")).reply;
@@ -116,7 +116,7 @@ TEST(Challenge, OnlyAHigherRankOfTheGroupMayCall) {
     EXPECT_TRUE(absl::IsPermissionDenied(ServerTakes(one, {caller.hello()}))) << from;
   }
   const Identity two = Rank(2);
-  for (const int to : {0, 2, 3, -1}) {  // a call for somebody else
+  for (const int to : {0, 2, 3, -1}) {  // a call for another rank
     const Challenge caller = Challenge::AsClient(two, to);
     EXPECT_TRUE(absl::IsPermissionDenied(ServerTakes(one, {caller.hello()}))) << to;
   }
@@ -145,7 +145,7 @@ TEST(Challenge, AMessageOfAnotherLengthIsRefused) {
   EXPECT_FALSE(caller.Take(talk.reply + "x", &answer).ok());
 }
 
-// Every bit of every message counts.
+// A change of any bit of any message is noticed.
 TEST(Challenge, ABitMoreOrLessIsRefused) {
   const Identity one = Rank(1), two = Rank(2);
   std::string answer, ignored;

@@ -1,5 +1,5 @@
-// CRC32C, and what a checked plane notices. That it keeps the contract of all planes is in
-// data_plane_test.cc.
+// CRC32C, and the errors that a checked plane finds. data_plane_test.cc tests that it keeps the
+// contract of all planes.
 #include "transport/checked/checked.h"
 
 #include <gtest/gtest.h>
@@ -22,7 +22,7 @@ namespace {
 
 constexpr uint64_t kTag = 0x123456789abcdef0;
 
-// By the definition, bit by bit: the reference.
+// The reference: the definition, bit by bit.
 uint32_t SlowCrc32c(Bytes bytes) {
   uint32_t crc = ~0u;
   for (const uint8_t byte : bytes) {
@@ -39,7 +39,7 @@ std::vector<uint8_t> Random(size_t bytes, unsigned seed) {
   return block;
 }
 
-// Values of RFC 3720, appendix B.4, and the check value of the polynomial.
+// Values from RFC 3720, appendix B.4, and the polynomial's check value.
 TEST(Crc32c, IsTheStandards) {
   const std::vector<uint8_t> zeros(32, 0), ones(32, 0xff);
   std::vector<uint8_t> ascending(32);
@@ -67,7 +67,7 @@ TEST(Crc32c, OfEveryLengthAndInParts) {
 
 using Planes = std::vector<std::unique_ptr<DataPlane>>;
 
-// Two ranks' planes; what rank 0 receives goes through `damage` before it is checked.
+// The planes of two ranks. `damage` changes what rank 0 receives before it is checked.
 Planes CheckedPlanes(Planes planes, const Damage& damage) {
   for (auto& plane : planes) {
     if (plane->rank() == 0) plane = std::make_unique<DamagedPlane>(std::move(plane), damage);
@@ -76,7 +76,7 @@ Planes CheckedPlanes(Planes planes, const Damage& damage) {
   return planes;
 }
 
-// The ends of an exchange of random blocks, by rank; a block arrives whole or not at all.
+// Returns the results of an exchange of random blocks, by rank. Each arrives whole or not at all.
 std::vector<absl::Status> ExchangeOf(size_t bytes, Planes planes, bool by_events) {
   std::vector<absl::Status> ends(2);
   std::vector<std::thread> threads;
@@ -89,7 +89,7 @@ std::vector<absl::Status> ExchangeOf(size_t bytes, Planes planes, bool by_events
       if (by_events) {
         std::promise<absl::Status> ended;
         exchange->OnDone([&](absl::Status status) { ended.set_value(std::move(status)); });
-        exchange.reset();  // it may be dropped meanwhile
+        exchange.reset();  // may be dropped before it ends
         ends[rank] = ended.get_future().get();
       } else {
         ends[rank] = exchange->Wait(Clock::now() + std::chrono::seconds(20));
@@ -114,7 +114,7 @@ class CheckedTest : public testing::TestWithParam<bool> {
 INSTANTIATE_TEST_SUITE_P(All, CheckedTest, testing::Bool(),
                          [](const auto& info) { return info.param ? "ByEvents" : "ByWait"; });
 
-// One bit anywhere, of the block or of its sum, and of blocks of several sizes.
+// One bit anywhere in the block or in its sum, for blocks of several sizes.
 TEST_P(CheckedTest, OneWrongBitIsDataLossThatNamesBothRanks) {
   for (const size_t bytes : {1, 100, 40000}) {
     for (const size_t bit : {size_t{0}, 4 * bytes, 8 * bytes - 1, 8 * bytes, 8 * bytes + 31}) {
@@ -132,7 +132,7 @@ TEST_P(CheckedTest, OneWrongBitIsDataLossThatNamesBothRanks) {
   }
 }
 
-// A whole block of zeros has a sum of zeros in many checksums, but not here.
+// With many checksums a block of zeros has the sum 0; with this one it does not.
 TEST_P(CheckedTest, SwappedHalvesAndZerosAreDataLoss) {
   for (const Damage& damage : {Damage([](std::span<const MutableBytes> in) {
                                  std::rotate(in[1].begin(), in[1].begin() + 500,

@@ -1,4 +1,4 @@
-// Which congestion control connections run, as the kernel says.
+// The congestion control of connections, as the kernel reports it.
 #include <gtest/gtest.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -19,7 +19,7 @@ std::string CongestionOf(int socket) {
   return name;
 }
 
-// The control of a new socket once it was set to `congestion`.
+// Returns the congestion control of a new socket after it was set to `congestion`.
 std::string After(const std::string& congestion) {
   const Descriptor socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   ChooseCongestion(socket.fd(), congestion);

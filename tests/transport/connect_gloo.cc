@@ -14,7 +14,7 @@
 namespace thinwire {
 namespace {
 
-// What `connect` makes of each rank's options, by rank.
+// Calls `connect` with each rank's options, on a thread per rank. Returns the results by rank.
 template <typename Made, typename Connect>
 std::vector<Made> ConnectAll(int world, Connect connect) {
   const std::shared_ptr<Store> store = MakeInProcessStore();

@@ -1,4 +1,4 @@
-// Ranks as threads of one process that are connected by Gloo.
+// Ranks as threads of one process, connected by Gloo.
 #ifndef THINWIRE_TESTS_TRANSPORT_CONNECT_GLOO_H_
 #define THINWIRE_TESTS_TRANSPORT_CONNECT_GLOO_H_
 
@@ -12,7 +12,7 @@ namespace thinwire {
 
 class GlooLinks;
 
-// By rank.
+// Connect `world` ranks; the results are by rank.
 std::vector<Transport> ConnectGlooRanks(int world);
 std::vector<std::unique_ptr<GlooLinks>> ConnectGlooLinks(int world,
                                                          std::chrono::milliseconds last_words);

@@ -1,4 +1,4 @@
-// Ranks as threads of one process, each with a device of its own, over the fake NCCL.
+// Ranks as threads of one process, each with its own device, over the fake NCCL.
 #ifndef THINWIRE_TESTS_TRANSPORT_CONNECT_NCCL_H_
 #define THINWIRE_TESTS_TRANSPORT_CONNECT_NCCL_H_
 
@@ -22,7 +22,7 @@
 
 namespace thinwire {
 
-// The controls of a copy of the fake library, which is loaded if it was not.
+// Returns the controls of a copy of the fake library, which is loaded if necessary.
 inline FakeNccl& ControlsOf(const std::string& path) {
   void* const handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
   FakeNccl& fake = *reinterpret_cast<FakeNccl* (*)()>(dlsym(handle, kFakeNcclSymbol))();
@@ -34,7 +34,7 @@ inline FakeNccl& ControlsOf(const std::string& path) {
 
 inline FakeNccl& Fake() { return ControlsOf(THINWIRE_FAKE_NCCL); }
 
-// Changes how the fake behaves for a scope.
+// Changes one control of the fake for a scope.
 class FakeBehaves {
  public:
   FakeBehaves(std::atomic<int> FakeNccl::*how, int value)
@@ -48,7 +48,7 @@ class FakeBehaves {
   const int before_;
 };
 
-// Rank r's own device.
+// Returns the device of a rank, which no other rank uses.
 inline std::shared_ptr<Device> DeviceOfRank(int rank) {
   return MakeDevice(kernels::HostDeviceApi(), rank, "host:" + std::to_string(rank));
 }
@@ -80,7 +80,7 @@ inline NcclOptions NcclOptionsOf(Transport& transport,
           .device = DeviceOfRank(transport.members().rank)};
 }
 
-// What connecting gives every rank.
+// Connects all ranks, on a thread per rank; returns the results by rank.
 inline std::vector<absl::StatusOr<std::unique_ptr<StreamPlane>>> TryNccl(
     int world, Clock::duration patience = std::chrono::seconds(20),
     const std::string& library = THINWIRE_FAKE_NCCL) {

@@ -1,4 +1,4 @@
-// Ranks as threads of one process: Gloo's control planes beside UCX's data planes.
+// Ranks as threads of one process, with Gloo's control planes and UCX's data planes.
 #ifndef THINWIRE_TESTS_TRANSPORT_CONNECT_UCX_H_
 #define THINWIRE_TESTS_TRANSPORT_CONNECT_UCX_H_
 
@@ -10,12 +10,12 @@
 
 namespace thinwire {
 
-// Why tests over UCX can't run here, or OK.
-// With a sanitizer it counts as absent: the tracer of the leak sanitizer crashes now and then in a
-// process that has loaded it, and the thread sanitizer can't see into it.
+// Returns OK, or the reason why tests over UCX can't run here. With a sanitizer UCX counts as
+// absent: the leak sanitizer's tracer sometimes crashes in a process that has loaded it, and the
+// thread sanitizer can't see into it.
 absl::Status UcxIsHere();
 
-// By rank.
+// Connect `world` ranks; the results are by rank.
 std::vector<std::unique_ptr<DataPlane>> ConnectUcxPlanes(int world);
 std::vector<Transport> ConnectUcxRanks(int world);
 

@@ -1,5 +1,5 @@
 // The contract of transport/control_plane.h, the same for every control plane, and how the planes
-// of one backend go together.
+// of one backend work together.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -26,7 +26,7 @@ struct Kind {
 
 class ControlPlaneTest : public testing::TestWithParam<Kind> {
  protected:
-  // body(transport) on a thread for each rank; the transports live until all have returned.
+  // Calls body(transport) on one thread per rank; transports live until all calls have returned.
   void Run(int world, const std::function<void(Transport&)>& body) {
     std::vector<Transport> transports = GetParam().make(world);
     std::vector<std::thread> threads;
@@ -55,7 +55,7 @@ int NumberOf(const ControlFrame& frame) {
   return number;
 }
 
-// An exchange with everybody, in both directions.
+// An exchange with all ranks, in both directions.
 absl::Status Exchange100(DataPlane& data, uint64_t tag, Deadline deadline) {
   const std::vector<uint8_t> mine(100);
   std::vector<std::vector<uint8_t>> in(data.size(), std::vector<uint8_t>(100));
@@ -85,7 +85,7 @@ TEST_P(ControlPlaneTest, FramesKeepTheirOrderAndTheirSender) {
   });
 }
 
-// Several threads send to one peer, more frames than a ring holds: each thread's stay in order.
+// Several threads send more frames to a peer than a ring holds: each thread's stay in order.
 TEST_P(ControlPlaneTest, FramesOfOneThreadStayInOrderAmongThoseOfOthers) {
   constexpr int kThreads = 4, kFrames = 500;
   Run(2, [](Transport& t) {
@@ -151,7 +151,7 @@ TEST_P(ControlPlaneTest, AbortEndsAReceiveWithItsReason) {
   });
 }
 
-// Frames that came before a failure, or were sent after one, are not lost.
+// A frame that is sent after a failure still arrives.
 TEST_P(ControlPlaneTest, LastWordsArrive) {
   Run(2, [](Transport& t) {
     if (t.members().rank == 0) {
@@ -221,7 +221,7 @@ TEST_P(ControlPlaneTest, AbortOfEitherPlaneEndsTheWaitsOfTheOther) {
   }
 }
 
-// A backend's data plane may be replaced by another's.
+// A backend's data plane may be replaced by another backend's.
 TEST_P(ControlPlaneTest, OutlivesItsDataPlane) {
   Run(2, [](Transport& t) {
     const int peer = 1 - t.members().rank;

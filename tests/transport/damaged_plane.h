@@ -1,4 +1,4 @@
-// A data plane for tests that changes what it received, as a broken network card or memory would.
+// A data plane for tests that damages what it received, like a broken network card or memory.
 #ifndef THINWIRE_TESTS_TRANSPORT_DAMAGED_PLANE_H_
 #define THINWIRE_TESTS_TRANSPORT_DAMAGED_PLANE_H_
 
@@ -13,10 +13,10 @@
 
 namespace thinwire {
 
-// Blocks by rank that have just been received.
+// Changes blocks that were just received; they are by rank.
 using Damage = std::function<void(std::span<const MutableBytes>)>;
 
-// A wrong bit in the block of rank `from`, in the exchange that ends as number `at`, from 0.
+// Flips a bit of rank `from`'s block, in the exchange that ends as number `at`, counted from 0.
 inline Damage FlippedBit(int from, int at) {
   const auto left = std::make_shared<std::atomic<int>>(at);
   return [from, left](std::span<const MutableBytes> received) {

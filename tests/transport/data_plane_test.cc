@@ -32,7 +32,7 @@ class DataPlaneTest : public testing::TestWithParam<PlaneKind> {
     if (const absl::Status absent = UcxIsHere(); !absent.ok()) GTEST_SKIP() << absent;
   }
 
-  // body(plane) on a thread for each rank; the planes live until all have returned.
+  // Calls body(plane) on one thread per rank. The planes live until all calls have returned.
   void Run(int world, const std::function<void(DataPlane&)>& body) {
     Planes planes = GetParam().make(world);
     std::vector<std::thread> threads;
@@ -45,9 +45,9 @@ INSTANTIATE_TEST_SUITE_P(All, DataPlaneTest, testing::ValuesIn(PlaneKinds()),
 
 Deadline Soon() { return Clock::now() + seconds(20); }
 
-// The block that rank `from` sends to rank `to`: every byte tells where it belongs.
+// Returns the block that rank `from` sends to rank `to`: every byte shows where it belongs.
 std::vector<uint8_t> Block(uint64_t tag, int from, int to, size_t bytes) {
-  // It repeats itself, and is copied: sanitizers take seconds to watch megabytes byte by byte.
+  // Copies a pattern, since sanitizers take seconds to watch megabytes byte by byte.
   std::array<uint8_t, 256> pattern;
   for (size_t i = 0; i < pattern.size(); ++i)
     pattern[i] = static_cast<uint8_t>(tag * 31 + from * 7 + to * 3 + i);
@@ -98,7 +98,7 @@ TEST_P(DataPlaneTest, OneBlockGoesToEverybody) {
   });
 }
 
-// Some ranks are ready to receive before their own blocks are there, and some are not.
+// Some ranks start to receive before their own blocks are ready, and others do not.
 TEST_P(DataPlaneTest, ExpectedBlocksArriveLikeOthers) {
   constexpr int kRounds = 20;
   Run(3, [](DataPlane& t) {
@@ -139,7 +139,7 @@ TEST_P(DataPlaneTest, AnExpectedExchangeThatIsDroppedFailsThePlane) {
   });
 }
 
-// Every rank starts its exchanges in another order, from several threads, and waits in a third.
+// Ranks start their exchanges in different orders, on several threads, and wait in a third order.
 TEST_P(DataPlaneTest, TagsKeepExchangesApartInAnyOrder) {
   if (GetParam().traits.matching == Matching::kByOrder) GTEST_SKIP() << "matches by order";
   constexpr int kTags = 20;
@@ -175,7 +175,7 @@ TEST_P(DataPlaneTest, TagsKeepExchangesApartInAnyOrder) {
   });
 }
 
-// All ranks start the same exchanges in the same order, and wait in orders of their own.
+// All ranks start the same exchanges in the same order, and each waits in its own order.
 TEST_P(DataPlaneTest, ManyExchangesAreInFlightAtOnce) {
   constexpr int kExchanges = 50;
   Run(3, [](DataPlane& t) {
@@ -215,7 +215,7 @@ TEST_P(DataPlaneTest, SaysWhatItIs) {
   });
 }
 
-// Exchanges that end by Wait only say so to whoever asks for more.
+// Exchanges that end only by Wait return an error if OnDone is called.
 TEST_P(DataPlaneTest, OnDoneOfABlockingPlaneIsInternal) {
   if (GetParam().traits.completion == Completion::kEvents) GTEST_SKIP() << "completes by events";
   Run(2, [](DataPlane& t) {
@@ -277,7 +277,7 @@ TEST_P(DataPlaneTest, AbortEndsEveryWaitWithItsReason) {
   });
 }
 
-// Between the two steps of its start there is nothing that waits, and so nothing to be woken.
+// Between Expect and Send no thread waits for the exchange, so the abort has none to wake.
 TEST_P(DataPlaneTest, AnExpectedExchangeThatIsSentAfterAnAbortEndsWithTheReason) {
   if (!GetParam().receives_ahead) GTEST_SKIP() << "receives nothing ahead";
   Run(2, [](DataPlane& t) {
@@ -293,8 +293,8 @@ TEST_P(DataPlaneTest, AnExpectedExchangeThatIsSentAfterAnAbortEndsWithTheReason)
   });
 }
 
-// Blocks of all sizes are on their way, some of them half, and their memory is freed at once: what
-// touches it later is the sanitizers' to find.
+// Blocks of all sizes are on their way, some of them in part, and their memory is freed at once.
+// The sanitizers find later accesses to it.
 TEST_P(DataPlaneTest, AnAbortInTheMidstEndsAllThatIsUnderWay) {
   constexpr int kRanks = 3;
   const int threads = GetParam().traits.matching == Matching::kByOrder ? 1 : 3;

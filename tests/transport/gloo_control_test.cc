@@ -1,4 +1,4 @@
-// What the control plane over Gloo does when news comes faster than its threads wake.
+// The control plane over Gloo when events come faster than its threads wake up.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -26,7 +26,7 @@ TEST(GlooControl, HearsWhatAPeerSaidBeforeItLeft) {
     ControlPlane& control = *ranks.links[0];
     std::unique_ptr<GlooLinks>& peer = ranks.links[1];
     ranks.data[1].reset();
-    // The receives are known at the other end once a frame has come.
+    // Once a frame has arrived, the peer knows this rank's receives.
     ASSERT_TRUE(peer->Send(0, ControlFrame{}).ok());
     ASSERT_TRUE(control.Receive().ok());
 
@@ -44,14 +44,14 @@ TEST(GlooControl, HearsWhatAPeerSaidBeforeItLeft) {
   }
 }
 
-// The connections of another plane to the same peer may be seen to close first.
+// A closed connection of another plane to the same peer may be noticed first.
 TEST(GlooControl, HearsWhatAPeerSaidBeforeAnotherPlaneFailed) {
   constexpr int kRounds = 20, kFrames = 10;
   for (int round = 0; round < kRounds; ++round) {
     GlooRanks ranks(2);
     ControlPlane& control = *ranks.links[0];
     GlooLinks& peer = *ranks.links[1];
-    // The receives are known at the other end once a frame has come.
+    // Once a frame has arrived, the peer knows this rank's receives.
     ASSERT_TRUE(peer.Send(0, ControlFrame{}).ok());
     ASSERT_TRUE(control.Receive().ok());
 
@@ -75,9 +75,9 @@ TEST(GlooControl, HearsWhatAPeerSaidBeforeAnotherPlaneFailed) {
   }
 }
 
-// Zeros at a frame's end are not sent, and what was in its place of the ring is gone.
+// Zeros at a frame's end are not sent, and must replace older bytes in the ring.
 TEST(GlooControl, FramesOfAnyLengthArriveAsTheyWereSent) {
-  constexpr int kFrames = 200;  // many times the ring's
+  constexpr int kFrames = 200;  // many times the ring's capacity
   GlooRanks ranks(2);
   const auto filled = [](int i) {
     ControlFrame frame{};
@@ -94,7 +94,7 @@ TEST(GlooControl, FramesOfAnyLengthArriveAsTheyWereSent) {
   }
 }
 
-// More frames than any ring or socket on the way takes.
+// Sends more frames than all rings and sockets on the way hold.
 TEST(GlooControl, APeerThatStandsStillHoldsUpNobodyElse) {
   constexpr int kFrames = 5000;
   GlooRanks ranks(3);
@@ -125,7 +125,7 @@ TEST(GlooControl, MayEndAsSoonAsItIsMade) {
   for (int round = 0; round < 20; ++round) GlooRanks{2};
 }
 
-// Among 2 ranks as among 32, the only thread of a rank is Gloo's loop.
+// With 2 ranks as with 32, a rank's only thread is Gloo's loop.
 TEST(GlooControl, TakesNoThreadForAPeer) {
   for (const int world : {2, 32}) {
     const Held before = Held::Now();
@@ -142,7 +142,7 @@ TEST(GlooControl, TakesNoThreadForAPeer) {
         EXPECT_EQ(message->frame, Numbered(message->from));
       }
     }
-    // Threads that have ended may still have been counted before.
+    // `before` may include threads that had just ended.
     const size_t most = before.threads + world;
     EXPECT_LE(Held::Settled({Held::Now().descriptors, most}).threads, most) << world;
   }

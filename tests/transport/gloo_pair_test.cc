@@ -1,4 +1,4 @@
-// Gloo's pairs over connections of ours, and what they rest upon.
+// Gloo's pairs over our connections, and the assumptions that they need.
 #include "transport/gloo/gloo_pair.h"
 
 #include <gloo/transport/tcp/context.h>
@@ -42,7 +42,7 @@ struct Ends {
   }
 };
 
-// How many bytes the allocator may add to an object; the sanitizer's adds none.
+// The allocator may add some bytes to an object; the sanitizer's adds none.
 template <typename Object>
 void ExpectSizeOf(Object* object) {
   const size_t allocated = malloc_usable_size(dynamic_cast<void*>(object));
@@ -50,8 +50,8 @@ void ExpectSizeOf(Object* object) {
   EXPECT_LE(allocated, sizeof(Object) + 24);
 }
 
-// Gloo's headers include one that may be missing, for which ours stands in; were its types of other
-// sizes, then those of the pairs would differ from what the library allocates.
+// One of Gloo's headers may be missing, and ours replaces it. If its types had other sizes, the
+// pairs would have other sizes than the library allocates.
 TEST(GlooPair, AndItsContextHaveTheLayoutThatTheLibraryHas) {
   const auto device = MakeDevice();
   const auto context = std::dynamic_pointer_cast<tcp::Context>(device->createContext(0, 2));
@@ -77,7 +77,7 @@ TEST(GlooPair, IsConnectedAndListensNoMore) {
     EXPECT_TRUE(IsConnected(*context, 1));
     context->closeConnections();
     char byte;
-    EXPECT_LE(recv(ends.theirs.fd(), &byte, 1, 0), 0);  // closed, or reset
+    EXPECT_LE(recv(ends.theirs.fd(), &byte, 1, 0), 0);  // closed or reset
   }
   const Held after = Held::Settled(before);
   EXPECT_TRUE(after <= before) << after << ", and " << before << " before";

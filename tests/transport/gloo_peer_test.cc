@@ -1,5 +1,5 @@
-// Small blocks over Gloo: many to a frame, in any order, before they are expected, and never past
-// the end of what expects them.
+// Small blocks over Gloo: many per frame, in any order, also before they are expected, and never
+// beyond the end of their receive buffer.
 #include <gtest/gtest.h>
 #include <linux/tcp.h>
 #include <malloc.h>
@@ -22,7 +22,7 @@ namespace {
 
 Deadline Soon() { return Clock::now() + std::chrono::seconds(20); }
 
-// What one rank sends in one exchange, and room for what comes.
+// One rank's blocks in an exchange: the one it sends, and memory for the one it receives.
 struct Swap {
   std::vector<uint8_t> out, in;
   std::unique_ptr<Exchange> exchange;
@@ -38,7 +38,7 @@ struct Swap {
 
 class GlooParcelsTest : public testing::Test {
  protected:
-  // Block i of each rank has sizes[i] bytes. One rank begins with the last one.
+  // Block i of each rank has sizes[i] bytes. Rank 1 starts from the last block.
   void SwapAll(const std::vector<size_t>& sizes) {
     const int count = static_cast<int>(sizes.size());
     std::vector<std::vector<Swap>> swaps(2);
@@ -65,7 +65,7 @@ class GlooParcelsTest : public testing::Test {
     }
   }
 
-  // Blocks that rank 1 has sent, and that have come, before rank 0 expects them.
+  // Rank 1 sends blocks, which arrive before rank 0 expects them.
   void SwapLate(int count, int first) {
     std::vector<std::vector<Swap>> swaps(2);
     for (int i = 0; i < count; ++i) {
@@ -82,8 +82,8 @@ class GlooParcelsTest : public testing::Test {
     }
   }
 
-  // Returns when rank `to` has had what rank `from` has sent it, failed or not: a control frame
-  // goes by the same connection, later.
+  // Returns once rank `to` has received everything that rank `from` has sent, failed or not: a
+  // control frame follows on the same connection.
   void TellAfterwards(int from, int to) {
     for (int turns = 0; turns < 2; ++turns) ranks_.links[from]->loop().Sync();
     ranks_.links[from]->Send(to, ControlFrame{}).IgnoreError();
@@ -99,14 +99,14 @@ TEST_F(GlooParcelsTest, BlocksOfAnySizeArrive) {
            GlooPeer::kLargestParcel, GlooPeer::kLargestParcel + 1, 40000});
 }
 
-// More than all frames between the two hold at once.
+// More blocks than all frames between the two ranks hold at once.
 TEST_F(GlooParcelsTest, ManyBlocksArriveAndMeetTheirMatches) {
   std::vector<size_t> sizes;
   for (size_t i = 0; i < 600; ++i) sizes.push_back(1 + i * 37 % 3000);
   SwapAll(sizes);
 }
 
-// Bytes that this process has handed to its TCP connections so far.
+// Returns the bytes that this process has given to its TCP connections so far.
 uint64_t BytesHandedToTcp() {
   uint64_t bytes = 0;
   for (int fd = 0; fd < 1024; ++fd) {
@@ -117,10 +117,10 @@ uint64_t BytesHandedToTcp() {
   return bytes;
 }
 
-// A frame has room for more than most blocks have.
+// Most blocks do not fill a frame.
 TEST_F(GlooParcelsTest, OnlyWhatAFrameHoldsIsSent) {
   constexpr int kBlocks = 100;
-  constexpr size_t kBytes = 5000;  // a little more than the second largest frame has room for
+  constexpr size_t kBytes = 5000;  // slightly more than the second largest frame holds
   SwapAll({8});
   const uint64_t before = BytesHandedToTcp();
   for (int i = 1; i <= kBlocks; ++i) {
@@ -135,11 +135,11 @@ TEST_F(GlooParcelsTest, OnlyWhatAFrameHoldsIsSent) {
 }
 
 TEST_F(GlooParcelsTest, BlocksMayComeBeforeTheyAreExpected) {
-  SwapAll({8});  // receives of frames are known at the other end
+  SwapAll({8});  // the peer knows this rank's receives
   SwapLate(10, 1);
 }
 
-// In the midst of a group's life they are as many as the peer has in flight, not as many as came.
+// Memory for early blocks depends on what the peer has in flight, not on all that came.
 TEST_F(GlooParcelsTest, WhatCameEarlyIsFreedOnceItIsTaken) {
   if (kSanitized) GTEST_SKIP() << "counts what malloc has given out, which is the sanitizer's";
   constexpr int kBlocks = 10, kRounds = 60;
@@ -150,7 +150,7 @@ TEST_F(GlooParcelsTest, WhatCameEarlyIsFreedOnceItIsTaken) {
   EXPECT_LT(mallinfo2().uordblks, before + 100000) << "of 3 MB that came early";
 }
 
-// The exchange has ended, and its memory is somebody else's.
+// The exchange has ended, and its memory is used for something else.
 TEST_F(GlooParcelsTest, ABlockThatComesAfterAFailureIsWrittenNowhere) {
   SwapAll({8});
   Swap victim(0, 1, 64), peers(1, 1, 64);
@@ -167,11 +167,11 @@ TEST_F(GlooParcelsTest, ABlockThatComesAfterAFailureIsWrittenNowhere) {
   peers.exchange->Wait(Soon()).IgnoreError();
 }
 
-// A message's memory is its caller's again once the exchange has ended, although the connection is
-// open and the peer goes on.
+// A message's memory belongs to its caller again once the exchange has ended, although the
+// connection is open and the peer continues.
 class GlooMessagesTest : public GlooParcelsTest {
  protected:
-  // Returns when each loop has done what the other one's last turns led to.
+  // Returns once each loop has done the work caused by the other's last turns.
   void SettleAll() {
     for (int turn = 0; turn < 6; ++turn) ranks_.links[turn % 2]->loop().Sync();
   }
@@ -208,10 +208,9 @@ TEST_F(GlooMessagesTest, OneThatIsAskedForAfterAFailureIsNotSent) {
   late->Wait(Soon()).IgnoreError();
 }
 
-// Frames that are under way leave all the same, with the blocks that they hold; what waits behind
-// them is gone.
+// Frames on their way still arrive, with the blocks in them; blocks queued behind them are dropped.
 TEST_F(GlooParcelsTest, WhatIsQueuedWhenTheGroupFailsIsNotSentLater) {
-  constexpr int kBlocks = 600;  // more than all frames between the two hold
+  constexpr int kBlocks = 600;  // more than all frames between the two ranks hold
   constexpr size_t kBytes = 3000;
   SwapAll({8});
   std::vector<std::vector<Swap>> swaps(2);
@@ -244,7 +243,7 @@ TEST_F(GlooParcelsTest, WhatIsQueuedWhenTheGroupFailsIsNotSentLater) {
   EXPECT_LT(arrived, kBlocks);
 }
 
-// Both ends go by the size of the world, which the handshake compares.
+// Both ends use the size of the world, which the handshake compares.
 TEST(GlooPeer, AreSmallBlocksInWorldsOfUpTo64Ranks) {
   EXPECT_TRUE(GlooPeer::TakesParcel(1, 2));
   EXPECT_TRUE(GlooPeer::TakesParcel(GlooPeer::kLargestParcel, 64));
@@ -252,7 +251,7 @@ TEST(GlooPeer, AreSmallBlocksInWorldsOfUpTo64Ranks) {
   EXPECT_FALSE(GlooPeer::TakesParcel(1, 65));
 }
 
-// A frame that a peer makes up, its bytes after its first header the rest of the frame.
+// A forged frame: the rest of it is the bytes of its first header's block.
 struct MadeUp {
   MadeUp(GlooLinks& links, uint64_t slot, uint32_t bytes, uint32_t damage = 0) {
     uint8_t header[16];
@@ -261,7 +260,7 @@ struct MadeUp {
     const uint32_t sum = Crc32c(0, Bytes(header).first(12)) ^ damage;
     std::memcpy(header + 12, &sum, sizeof(sum));
     links.loop().Post([&] {
-      // The size of frames that an empty board begins with.
+      // The frame size of an empty board.
       frames = std::make_unique<GlooFrames>(links.context(), 0, GlooPeer::kControlSlot + 2, 512, 8);
       std::memcpy(frames->next().data(), header, sizeof(header));
       frames->Send(sizeof(header), {});
@@ -282,7 +281,7 @@ TEST_F(GlooParcelsTest, ABlockThatIsLongerThanItsFrameFailsTheGroup) {
       << status;
 }
 
-// Not a block that waits for ever for what expects it.
+// Without the check the block would wait forever for its receiver.
 TEST_F(GlooParcelsTest, ADamagedHeaderFailsTheGroup) {
   Swap victim(0, 0, 64);
   victim.Begin(ranks_.data[0], 0);
@@ -300,8 +299,8 @@ struct CountingOwner final : BlockOwner {
   absl::Status last;
 };
 
-// A block of the right slot and a wrong size is not the one that is expected: nothing is written.
-// The expected one ends with the group, once.
+// A block with the right slot but a wrong size is not the expected one, and is not written. The
+// expected block ends with the group, once.
 TEST_F(GlooParcelsTest, ABlockOfAnotherSizeIsNotTheOneThatIsExpected) {
   constexpr uint64_t kSlot = 77;
   std::vector<uint8_t> room(100, 0xee);
@@ -310,7 +309,7 @@ TEST_F(GlooParcelsTest, ABlockOfAnotherSizeIsNotTheOneThatIsExpected) {
   loop.Post([&] { ranks_.links[0]->peer(1)->ReceiveParcel(kSlot, room, &owner); });
   loop.Sync();
   const MadeUp frame(*ranks_.links[1], kSlot, 120);
-  Swap after(0, 1, 64), peers(1, 1, 64);  // of the same connection, so later
+  Swap after(0, 1, 64), peers(1, 1, 64);  // on the same connection, so later
   after.Begin(ranks_.data[0], 1);
   peers.Begin(ranks_.data[1], 1);
   ASSERT_TRUE(after.exchange->Wait(Soon()).ok());

@@ -1,4 +1,4 @@
-// Ranks of one process on Gloo's connections, and a way to hold up the loop of one.
+// Ranks of one process connected by Gloo, and a way to hold up a rank's loop.
 #ifndef THINWIRE_TESTS_TRANSPORT_GLOO_RANKS_H_
 #define THINWIRE_TESTS_TRANSPORT_GLOO_RANKS_H_
 
@@ -14,7 +14,7 @@
 
 namespace thinwire {
 
-// Holds up the loop, as a machine does that has no processor for it.
+// Holds up the loop, like a machine without a free processor.
 class Standstill final {
  public:
   explicit Standstill(GlooLoop& loop) : loop_(loop) {
@@ -31,12 +31,12 @@ class Standstill final {
   absl::Notification over_;
 };
 
-// By rank. A rank's links are its control plane, and may be ended alone once its data plane is.
+// By rank. A rank's links are its control plane. They may be destroyed early, after the data plane.
 struct GlooRanks {
   std::vector<std::unique_ptr<GlooLinks>> links;
   std::vector<std::unique_ptr<DataPlane>> data;
 
-  // last_words: how long links that end wait for their frames to leave.
+  // last_words: how long destroyed links wait for their frames to leave.
   explicit GlooRanks(int world,
                      std::chrono::milliseconds last_words = std::chrono::milliseconds(200))
       : links(ConnectGlooLinks(world, last_words)) {

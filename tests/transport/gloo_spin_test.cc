@@ -1,7 +1,6 @@
-// Gloo's event loop must not spin: it skips an event whose connection a caller has locked, and is
-// handed the same event again at once. This program stands between Gloo and the C library, and
-// counts the times that a thread asks for events again without having read or written anything, and
-// the messages.
+// Gloo's event loop must not spin: it skips an event whose connection a caller has locked, and gets
+// the same event again at once. This program intercepts Gloo's calls of the C library, and counts
+// the messages, and how often a thread asks for events without having read or written since.
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 #include <sys/epoll.h>
@@ -29,7 +28,7 @@ Function* Original(const char* name) {
 
 }  // namespace
 
-#pragma GCC visibility push(default)  // found before the C library's own
+#pragma GCC visibility push(default)  // found before the C library's functions
 extern "C" {
 
 int epoll_wait(int fd, epoll_event* events, int capacity, int timeout) {
@@ -37,7 +36,7 @@ int epoll_wait(int fd, epoll_event* events, int capacity, int timeout) {
   const int ready = original(fd, events, capacity, timeout);
   if (ready > 0) {
     ++turns;
-    if (!moved_bytes) ++idle_turns;  // since the turn before
+    if (!moved_bytes) ++idle_turns;  // since the last turn
     moved_bytes = false;
   }
   return ready;
@@ -68,8 +67,8 @@ ssize_t writev(int fd, const iovec* parts, int count) {
 namespace thinwire {
 namespace {
 
-// Blocks large enough to be under way for many turns of the loop, from several threads a rank, as
-// the lanes of an engine start them.
+// The blocks are large enough to need many turns of the loop. Several threads per rank start them,
+// like the lanes of an engine.
 TEST(GlooSpin, TheLoopReadsOrWritesInEveryTurn) {
   constexpr int kRounds = 40, kLanes = 4;
   constexpr size_t kBytes = 1 << 20;
@@ -92,14 +91,14 @@ TEST(GlooSpin, TheLoopReadsOrWritesInEveryTurn) {
   for (std::thread& thread : threads) thread.join();
   RecordProperty("turns", static_cast<int>(turns));
   RecordProperty("idle_turns", static_cast<int>(idle_turns));
-  // A lane's round ends by a turn of its rank's loop, and no sooner than the round before it. Turns
-  // may end rounds of several lanes at once.
+  // A lane's round ends by a turn of its rank's loop, and not before the round before it has ended.
+  // One turn may end rounds of several lanes.
   ASSERT_GE(turns, 2 * kRounds) << "the loop's calls do not come by here";
   EXPECT_LE(idle_turns, turns / 100) << "of " << turns << " turns";
 }
 
-// One by one they would take a message and two notices each, three writes a block. How many share
-// one depends on when the second rank's loop goes on.
+// Alone, each block would take a message and two notices, which is three writes. The number of
+// blocks per message depends on when the second rank's loop continues.
 TEST(GlooSpin, SmallBlocksThatAreReadyTogetherShareMessages) {
   constexpr int kBlocks = 100;
   constexpr size_t kBytes = 100;

@@ -1,4 +1,4 @@
-// Failures that only real processes and sockets show.
+// Failures that need real processes and sockets.
 #include "transport/gloo/gloo.h"
 
 #include <gtest/gtest.h>
@@ -31,10 +31,10 @@ TEST_F(GlooProcesses, AStoppedPeerIsATimeoutThatNamesIt) {
   ExpectFailureAfter(SIGSTOP, kShort, absl::StatusCode::kDeadlineExceeded);
 }
 
-// More reports than the control channel has on its way at once: none of them may wait for rank 0.
+// More reports than the control channel can have in flight: none of them may wait for rank 0.
 TEST_F(GlooProcesses, AStoppedLeaderIsATimeoutThatNamesIt) {
   constexpr int kTensors = 300;
-  min_bytes_ = 0;  // all of them are reported
+  min_bytes_ = 0;  // so that all tensors are reported
   const pid_t leader = StartPeer(0);
   const auto engine = Connect(1, 2, kShort);
   ASSERT_NE(engine, nullptr);
@@ -77,7 +77,7 @@ TEST_F(GlooProcesses, ConnectByInterfaceByNameAndByIpv6) {
            {"lo", ""}, {"", "localhost"}, {"", "::1"}, {"", "127.0.0.1"}}) {
     const absl::StatusOr<Address> address = LocalAddress(interface, host);
     ASSERT_TRUE(address.ok()) << address.status();
-    if (!Listener::Open(*address).ok()) continue;  // a machine without IPv6
+    if (!Listener::Open(*address).ok()) continue;  // this machine has no IPv6
     absl::StatusOr<Transport> transports[2];
     std::vector<std::thread> ranks;
     for (int rank = 0; rank < 2; ++rank) {
@@ -92,7 +92,7 @@ TEST_F(GlooProcesses, ConnectByInterfaceByNameAndByIpv6) {
   }
 }
 
-// The other rank comes when this one has been seen to listen.
+// The other rank starts only once this one has been seen to listen.
 TEST_F(GlooProcesses, ListensOnLoopbackOnly) {
   std::vector<ListeningSocket> seen;
   const Deadline deadline = Clock::now() + seconds(20);

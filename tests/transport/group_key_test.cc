@@ -1,4 +1,4 @@
-// Key files: what is no secret of this user's is refused with the fix.
+// Key files: an unsafe file is refused, and the error names the fix.
 #include "transport/mesh/group_key.h"
 
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-// What a rank says that gives up connecting, to those that are connected.
+// The message of a rank that gives up connecting, to the ranks that are connected to it.
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -35,8 +35,8 @@ GlooOptions Rank(int rank, const std::shared_ptr<Store>& store, Clock::duration 
   return options;
 }
 
-// Rank 2, which listens at `own`, meets the others and connects to rank 1, and not to rank 0, for
-// whom another socket stands in that nobody serves.
+// Rank 2, which listens at `own`, meets the others and connects to rank 1 only: a socket that
+// nobody serves replaces rank 0's.
 std::vector<Descriptor> ConnectToRank1Only(const std::shared_ptr<Store>& store,
                                            const Listener& own) {
   const absl::StatusOr<Listener> nobody = Listener::Open(*LocalAddress("", ""));
@@ -51,7 +51,7 @@ std::vector<Descriptor> ConnectToRank1Only(const std::shared_ptr<Store>& store,
   return CallUntilConnected(1, options, *meeting);
 }
 
-// What rank 1, which all are connected to, hears from rank 0, whose patience is at an end.
+// Returns what rank 1, which all ranks are connected to, receives from rank 0, which times out.
 absl::StatusOr<ControlMessage> HeardByRank1(Clock::duration patience) {
   const std::shared_ptr<Store> store = MakeInProcessStore();
   absl::StatusOr<ControlMessage> heard = absl::UnknownError("nothing yet");
@@ -70,8 +70,8 @@ absl::StatusOr<ControlMessage> HeardByRank1(Clock::duration patience) {
   return heard;
 }
 
-// On a machine that stands still rank 0 may give up before it is connected to anybody, or for the
-// sake of another rank; it has more time in each further attempt.
+// On an overloaded machine rank 0 may give up before it is connected, or because of another rank,
+// so each further attempt has more time.
 TEST(LastWords, ARankThatGivesUpTellsThoseThatItIsConnectedWith) {
   absl::StatusOr<ControlMessage> heard = absl::UnknownError("not tried");
   for (milliseconds patience(200); patience < seconds(60); patience *= 4) {

@@ -39,13 +39,13 @@ LateOptions::Delay LateOptions::NeverFor(std::set<uint64_t> tags, Delay otherwis
 
 namespace {
 
-// An exchange in flight. The world's lock guards it, but for the blocks themselves.
+// An exchange in flight. The world's lock guards all but the blocks' bytes.
 struct Flight {
   int rank;
   uint64_t tag;
-  uint64_t key;  // by which it is matched: the tag, or the position in the rank's order
+  uint64_t key;  // matched by it: the tag, or the position in the rank's order
   std::vector<MutableBytes> recv;
-  std::optional<Deadline> due;  // set when all blocks have come
+  std::optional<Deadline> due;  // set once all blocks have arrived
   bool copying = false;
   bool ended = false;
   absl::Status status;
@@ -116,7 +116,7 @@ class World {
     done(flight.status);
   }
 
-  // Nobody waited for this exchange; its blocks die.
+  // The exchange was dropped before it was waited for; its blocks are discarded.
   void Drop(Flight& flight) {
     const absl::MutexLock lock(&mu_);
     FailLocked(flight.rank,
@@ -147,10 +147,10 @@ class World {
   };
   struct Position {
     uint64_t tag;
-    int rank;  // which came here first
+    int rank;  // the first one to start it
   };
 
-  // Where all ranks start the same exchanges in the same order. A rank that does not fails all.
+  // All ranks must start the same exchanges in the same order; otherwise all of them fail.
   uint64_t TakePosition(int rank, uint64_t tag) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     const uint64_t position = ranks_[rank].started++;
     if (position == order_.size()) order_.push_back({tag, rank});
@@ -165,12 +165,12 @@ class World {
   }
 
   void FailLocked(int rank, const absl::Status& reason) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
-    mu_.Unlock();  // which the listener takes
+    mu_.Unlock();  // the listener takes it
     failures_[rank]->Fail(reason);
     mu_.Lock();
   }
 
-  // The rank whose block has not come, or -1.
+  // Returns the rank whose block has not arrived, or -1.
   int Missing(const Flight& flight) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     for (int from = 0; from < static_cast<int>(ranks_.size()); ++from) {
       const size_t bytes = flight.recv[from].size();
@@ -203,7 +203,7 @@ class World {
     }
   }
 
-  // An exchange that ends now, or null and the time at which one will.
+  // Returns an exchange that ends now, or null, with the time at which the next one will.
   std::shared_ptr<Flight> TakeNext(Deadline* next) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     std::vector<bool> blocked(ranks_.size());
     for (auto it = flights_.begin(); it != flights_.end(); ++it) {
@@ -231,7 +231,7 @@ class World {
     return false;
   }
 
-  // Copies the blocks and calls `done` outside of the lock.
+  // Copies the blocks and calls `done` without the lock.
   void End(Flight& flight) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     const absl::Status status = failures_[flight.rank]->reason();
     std::vector<std::vector<uint8_t>> blocks(ranks_.size());
@@ -268,16 +268,16 @@ class World {
 
   const LateOptions options_;
   mutable absl::Mutex mu_;
-  absl::CondVar changed_;  // anything below
+  absl::CondVar changed_;  // signalled when any state below changes
   bool stopped_ ABSL_GUARDED_BY(mu_) = false;
   int ending_ ABSL_GUARDED_BY(mu_) = -1;  // the rank whose exchange the thread ends
   std::vector<Rank> ranks_ ABSL_GUARDED_BY(mu_);
   std::vector<Position> order_ ABSL_GUARDED_BY(mu_);
   std::map<Address, std::deque<std::vector<uint8_t>>> blocks_ ABSL_GUARDED_BY(mu_);
-  std::list<std::shared_ptr<Flight>> flights_ ABSL_GUARDED_BY(mu_);  // as they were started
+  std::list<std::shared_ptr<Flight>> flights_ ABSL_GUARDED_BY(mu_);  // in the order of their starts
   std::vector<std::shared_ptr<Failure>> failures_;                   // by rank
   std::thread thread_;
-  std::vector<Failure::Listener> listeners_;  // end first
+  std::vector<Failure::Listener> listeners_;  // destroyed first
 };
 
 class LateExchange final : public Exchange {

@@ -1,6 +1,6 @@
-// LatePlane: a data plane for tests, whose exchanges end by events, late, out of order or never.
-// Its ranks are threads of one process. One thread of its own ends all exchanges, each after all
-// blocks from its peers have come and a delay has passed.
+// LatePlane: a data plane for tests whose exchanges end by events, late, out of order or never. Its
+// ranks are threads of one process. A separate thread ends each exchange once all blocks from its
+// peers have arrived and a delay has passed.
 #ifndef THINWIRE_TESTS_TRANSPORT_LATE_PLANE_H_
 #define THINWIRE_TESTS_TRANSPORT_LATE_PLANE_H_
 
@@ -16,22 +16,22 @@
 namespace thinwire {
 
 struct LateOptions {
-  // How long after its last block has come an exchange ends on a rank. Nothing means never: the
-  // exchange ends by a failure only. A pure function of its arguments.
+  // The time from an exchange's last block to its end on a rank. nullopt: the exchange never ends,
+  // except by a failure. Must be a pure function of its arguments.
   using Delay = std::function<std::optional<Clock::duration>(int rank, uint64_t tag)>;
 
   Matching matching = Matching::kByTag;
   Delay delay = AtOnce();
-  // Whether an exchange ends only after all that its rank has started before it, as on one stream.
+  // true: an exchange ends after all that its rank started before, as on one stream.
   bool in_order = false;
 
   static Delay AtOnce();
-  // A delay between 0 and `longest`, drawn for each rank and tag.
+  // A delay between 0 and `longest`, random by rank and tag.
   static Delay OutOfOrder(uint64_t seed, Clock::duration longest);
   static Delay NeverFor(std::set<uint64_t> tags, Delay otherwise = AtOnce());
 };
 
-// One plane per rank, to be destroyed in any order, but not in an OnDone.
+// Returns a plane per rank. They may be destroyed in any order, but not within OnDone.
 std::vector<std::unique_ptr<DataPlane>> MakeLatePlanes(int size, LateOptions options);
 
 }  // namespace thinwire

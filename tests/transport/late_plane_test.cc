@@ -1,4 +1,4 @@
-// Properties that LatePlane adds to the contract of data planes, because other tests rely on it.
+// Properties of LatePlane beyond the contract of data planes, on which other tests rely.
 #include "tests/transport/late_plane.h"
 
 #include <gtest/gtest.h>
@@ -74,7 +74,7 @@ class LatePlaneTest : public testing::TestWithParam<Matching> {};
 INSTANTIATE_TEST_SUITE_P(All, LatePlaneTest, testing::Values(Matching::kByTag, Matching::kByOrder));
 
 TEST_P(LatePlaneTest, EndsExchangesOutOfOrderAndTheSameForASeed) {
-  // The delays are far apart, so that their order is the order in which exchanges end.
+  // The delays differ enough to determine the order in which the exchanges end.
   const auto planes =
       MakeLatePlanes(2, {GetParam(), LateOptions::OutOfOrder(7, std::chrono::milliseconds(200))});
   Events first(*planes[0], Tags(8)), second(*planes[1], Tags(8));
@@ -129,7 +129,7 @@ TEST_P(LatePlaneTest, EndsNothingBeforeAllPeersHaveStarted) {
   EXPECT_FALSE(too_early);
 }
 
-// `done` of an exchange that has ended already is called at once.
+// OnDone on an exchange that has ended calls `done` at once.
 TEST_P(LatePlaneTest, OnDoneAfterTheEndIsCalledAtOnce) {
   const auto planes = MakeLatePlanes(2, {GetParam()});
   const auto mine = planes[0]->Start(1, std::vector<Bytes>(2), std::vector<MutableBytes>(2));
@@ -160,7 +160,7 @@ TEST(LatePlaneByTag, OtherOrdersAreFine) {
   EXPECT_EQ(OrderOf(second).size(), 3u);
 }
 
-// Destroying a plane calls what still waits for its exchanges, and names it to its peers.
+// Destroying a plane calls `done` of its pending exchanges, and its peers' errors name its rank.
 TEST_P(LatePlaneTest, ADestroyedPlaneEndsItsExchanges) {
   auto planes = MakeLatePlanes(2, {GetParam(), LateOptions::NeverFor({100})});
   Events first(*planes[0], Tags(1)), second(*planes[1], Tags(1));

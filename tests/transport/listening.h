@@ -1,4 +1,4 @@
-// Which sockets this process listens on, as /proc knows them.
+// Lists the sockets that this process listens on, from /proc.
 #ifndef THINWIRE_TESTS_TRANSPORT_LISTENING_H_
 #define THINWIRE_TESTS_TRANSPORT_LISTENING_H_
 
@@ -12,7 +12,7 @@
 namespace thinwire {
 
 struct ListeningSocket {
-  std::string address;  // hexadecimal, in the bytes' order in memory
+  std::string address;  // hexadecimal, in memory order
   int port = 0;
 };
 

@@ -1,4 +1,4 @@
-// Connecting a group: who does not come, and who does not belong to it.
+// Connecting a group: ranks that do not come, and strangers.
 #include "transport/mesh/mesh.h"
 
 #include <gtest/gtest.h>
@@ -31,7 +31,7 @@ namespace {
 using std::chrono::milliseconds;
 using Result = absl::StatusOr<std::vector<Descriptor>>;
 
-// Options of `size` ranks that meet in a store of their own.
+// Returns options for `size` ranks that meet in a new store.
 std::vector<MeshOptions> Group(int size, milliseconds timeout) {
   const std::shared_ptr<Store> store = MakeInProcessStore();
   std::vector<MeshOptions> ranks(size);
@@ -54,7 +54,7 @@ Result Connect(const MeshOptions& options) {
   return status.ok() ? Result(std::move(connections)) : status;
 }
 
-// What the ranks end with, a thread each.
+// Connects the ranks, on a thread per rank; returns the results by rank.
 std::vector<Result> ConnectAll(const std::vector<MeshOptions>& ranks) {
   std::vector<Result> results(ranks.size());
   std::vector<std::thread> threads;
@@ -65,8 +65,8 @@ std::vector<Result> ConnectAll(const std::vector<MeshOptions>& ranks) {
   return results;
 }
 
-// Meets the others, as a rank does that stops or dies before it connects; an error if it could not
-// in time.
+// Meets the others, like a rank that stops or dies before it connects. Returns an error if it could
+// not in time.
 absl::StatusOr<Listener> TryToMeet(const MeshOptions& options) {
   absl::StatusOr<Listener> listener = Listener::Open(options.address);
   if (!listener.ok()) return listener;
@@ -107,8 +107,8 @@ TEST(Mesh, ARankAloneNeedsNobody) {
   EXPECT_EQ(result->size(), 1u);
 }
 
-// What the other two of three ranks end with, while the victim meets them and does no more: it
-// dies, or it stops, and then its listener stays as long as they are there.
+// Returns the results of the other two of three ranks, while the victim only meets them. A victim
+// that dies closes its listener; one that stops keeps it as long as the others are there.
 std::vector<absl::Status> ConnectWithout(int victim, bool dies, milliseconds timeout) {
   absl::BlockingCounter others(2);
   const std::vector<MeshOptions> ranks = Group(3, timeout);
@@ -130,7 +130,7 @@ std::vector<absl::Status> ConnectWithout(int victim, bool dies, milliseconds tim
   return ends;
 }
 
-// Whoever it is, as client or as server: dead, it refuses, and is found without the timeout.
+// A dead rank's address refuses connections, so any such rank is found without the timeout.
 TEST(Mesh, ARankThatDiesBeforeItConnectsIsNamedByAllOthersAtOnce) {
   constexpr std::chrono::seconds kLong(60);
   for (int victim = 0; victim < 3; ++victim) {
@@ -144,8 +144,8 @@ TEST(Mesh, ARankThatDiesBeforeItConnectsIsNamedByAllOthersAtOnce) {
   }
 }
 
-// Stopped, it answers nothing. On a machine that stands still others may be late as well; they have
-// more time in each further attempt.
+// A stopped rank does not answer. On an overloaded machine others may be late as well, so each
+// further attempt has more time.
 TEST(Mesh, ARankThatStopsBeforeItConnectsIsNamedByAllOthers) {
   std::vector<std::thread> groups;
   for (int victim = 0; victim < 3; ++victim) {
@@ -166,8 +166,8 @@ TEST(Mesh, ARankThatStopsBeforeItConnectsIsNamedByAllOthers) {
   for (std::thread& group : groups) group.join();
 }
 
-// What its system sends when a rank dies may be lost. Here its listener goes, and the silent line
-// that leads there stays.
+// The packets by which a system reports a dead rank may be lost. Here the rank's listener is
+// closed, but the silent connection to it stays open.
 TEST(Mesh, ADeadRankIsFoundAlsoIfTheLineToItDoesNotBreak) {
   const std::vector<MeshOptions> ranks = Group(2, std::chrono::seconds(20));
   Result left;
@@ -185,7 +185,7 @@ TEST(Mesh, ADeadRankIsFoundAlsoIfTheLineToItDoesNotBreak) {
       << left.status();
 }
 
-// The last of three is late, and the others know each other already when one of them dies.
+// The last of three ranks is late, and the other two are connected when one of them dies.
 TEST(Mesh, AConnectedRankThatDiesIsNamedOnceNobodyElseIsAwaited) {
   const std::vector<MeshOptions> ranks = Group(3, std::chrono::seconds(20));
   Result left;
@@ -216,14 +216,14 @@ TEST(Mesh, ARankThatNeverComesIsNamed) {
   }
 }
 
-// Four times as many of them as may be half open at a time, and rank 1 comes after them: were each
-// given the five seconds that it may take, it would be too late.
+// Rank 1 comes after four times as many strangers as may be half open at a time. If each were given
+// its full five seconds, rank 1 would be too late.
 TEST(Mesh, SilentStrangersNeitherKeepARankAwayNorFillTheProcess) {
   constexpr size_t kStrangers = 540;
   const std::vector<MeshOptions> ranks = Group(2, std::chrono::seconds(15));
   Result result;
   std::thread rank0([&] { result = Connect(ranks[0]); });
-  // Rank 0 looks now and then whether rank 1 is there.
+  // Rank 0 checks from time to time whether rank 1 is there.
   const absl::StatusOr<Listener> rank1 = Listener::Open(ranks[1].address);
   ASSERT_TRUE(rank1.ok()) << rank1.status();
   const absl::StatusOr<Meeting> meeting = Meet(ranks[1], "", rank1->address());
@@ -291,7 +291,7 @@ TEST_F(MeshKeys, ARankWithoutTheKeyIsAMismatchOnEveryRank) {
   }
 }
 
-// The store says nothing of it, as if somebody had changed what ranks compare there.
+// The store does not show the difference, as if somebody had changed the options in it.
 TEST(Mesh, RanksThatAreSetUpDifferentlyAreAMismatchOnBothSides) {
   std::vector<MeshOptions> ranks = Group(2, std::chrono::seconds(20));
   ranks[1].digest = "other";

@@ -1,4 +1,4 @@
-// Members of a store for tests of MessagePlane, over any of its backends.
+// Members of a store for tests of MessagePlane, over each of its backends.
 #ifndef THINWIRE_TESTS_TRANSPORT_MESSAGE_MEMBERS_H_
 #define THINWIRE_TESTS_TRANSPORT_MESSAGE_MEMBERS_H_
 
@@ -28,7 +28,7 @@ inline Deadline Soon() { return In(std::chrono::seconds(20)); }
 class MessageMembers {
  public:
   virtual ~MessageMembers() = default;
-  // A member. Those that call nobody can be called.
+  // Returns a member. Members that call nobody can be called.
   virtual std::unique_ptr<MessagePlane> Join(int rank, const std::vector<int>& calls) = 0;
 };
 
@@ -43,8 +43,8 @@ class InProcessMembers final : public MessageMembers {
   const std::shared_ptr<MessageHub> hub_;
 };
 
-// A port of loopback on which nobody listens yet. The system gives it to nobody while this socket
-// is bound to it, but whoever names it may listen there, since both reuse the address.
+// A loopback port on which nobody listens yet. While this socket is bound the system assigns the
+// port to nobody, but a process that names it may listen there, since both reuse the address.
 class ReservedPort {
  public:
   ReservedPort() : socket_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
@@ -67,7 +67,7 @@ class ReservedPort {
   int number_ = 0;
 };
 
-// Loopback. Members that call nobody listen, on a port that their rank keeps.
+// Members over loopback. Those that call nobody listen, each rank always on the same port.
 class ZmqMembers final : public MessageMembers {
  public:
   explicit ZmqMembers(const MessageLimits& limits) : limits_(limits) {}
@@ -94,7 +94,7 @@ class ZmqMembers final : public MessageMembers {
   std::map<int, ReservedPort> ports_;
 };
 
-// The next message, where no event may come before it.
+// Returns the next message; fails the test if an event comes before it.
 inline Message NextMessage(MessagePlane& plane, Deadline deadline = Soon()) {
   auto event = plane.Receive(deadline);
   if (!event.ok()) {
@@ -108,7 +108,7 @@ inline Message NextMessage(MessagePlane& plane, Deadline deadline = Soon()) {
   return {.peer = -1, .priority = 0, .head = "", .body = {}};
 }
 
-// The next event, where no message may come before it.
+// Returns the next event; fails the test if a message comes before it.
 inline PeerEvent NextEvent(MessagePlane& plane, Deadline deadline = Soon()) {
   auto event = plane.Receive(deadline);
   if (!event.ok()) {
@@ -133,8 +133,8 @@ inline absl::Status ExpectLost(MessagePlane& plane, int peer, Deadline deadline 
   return event.reason;
 }
 
-// Nothing comes, and the plane says so with these words in time: an attempt to connect takes a
-// moment to begin, and another one to fail.
+// Expects that nothing comes, and that the plane reports `words` in time: an attempt to connect
+// takes a moment to begin, and another to fail.
 inline void ExpectNothingCame(MessagePlane& plane, const std::vector<std::string>& words) {
   const Deadline deadline = Soon();
   for (;;) {
@@ -148,7 +148,7 @@ inline void ExpectNothingCame(MessagePlane& plane, const std::vector<std::string
   }
 }
 
-// Takes messages until the peer is lost, which may take a moment to be known.
+// Takes messages until the plane reports the peer as lost, which may take a moment.
 inline absl::Status TakeUntilLost(MessagePlane& plane, int peer, Deadline deadline = Soon()) {
   for (;;) {
     auto event = plane.Receive(deadline);

@@ -27,7 +27,7 @@ struct Kind {
 
 constexpr int kServer = 0;
 
-// Bytes that depend on the number and on their place.
+// Returns bytes that depend on `number` and on their position.
 std::vector<uint8_t> Body(size_t bytes, unsigned number) {
   std::vector<uint8_t> body(bytes);
   for (size_t i = 0; i < bytes; ++i) body[i] = static_cast<uint8_t>(i * 31 + i / 251 + number);
@@ -39,7 +39,7 @@ class MessagesTest : public testing::TestWithParam<Kind> {
   std::unique_ptr<MessageMembers> Make(const MessageLimits& limits = {}) {
     return GetParam().make(limits);
   }
-  // A server and a worker that have met.
+  // A server and a worker that are connected.
   struct Pair {
     std::unique_ptr<MessageMembers> members;
     std::unique_ptr<MessagePlane> server, worker;
@@ -70,7 +70,7 @@ TEST_P(MessagesTest, MessagesOfAllSizesArriveWholeAndInOrderBothWays) {
                                      256 * 1024, 262145, 700000, 5 * 1024 * 1024};
   const auto send = [&](MessagePlane& plane, int to) {
     for (size_t i = 0; i < sizes.size(); ++i) {
-      // A head as long as a piece, too: the body begins in the middle of one.
+      // Some heads are longer than a piece, so that the body begins within one.
       const std::string head(i % 3 == 2 ? 300000 : i, static_cast<char>('a' + i));
       ASSERT_TRUE(plane.Send(to, 0, head, Body(sizes[i], i)).ok());
     }
@@ -104,7 +104,7 @@ TEST_P(MessagesTest, ManyWorkersAndServersMoveEveryMessageOnce) {
   for (int w = 0; w < kWorkers; ++w) workers.push_back(members->Join(kServers + w, {0, 1}));
   std::vector<std::thread> threads;
   for (auto& server : servers) {
-    threads.emplace_back([&] {  // answers what it is told
+    threads.emplace_back([&] {  // echoes its messages
       int left = kWorkers * kMessages, joined = 0;
       while (left > 0) {
         auto event = server->Receive(Soon());
@@ -154,7 +154,7 @@ TEST_P(MessagesTest, AHigherPriorityOvertakesAllButOneCreditOfBytes) {
   for (int i = 0; i < 50; ++i) {
     ASSERT_TRUE(pair.worker->Send(kServer, 0, "l", Body(kBody, 0)).ok());
   }
-  // The credit's worth has left once this count stands still at it.
+  // The count stops at one credit once that has been sent.
   const Deadline deadline = Soon();
   while (pair.worker->bytes_sent() < kCredit / kCost * (kBody + 1) && Clock::now() < deadline) {
     std::this_thread::yield();
@@ -182,8 +182,8 @@ TEST_P(MessagesTest, AReceiverTakesTheHighestPriorityFirst) {
   while (pair.worker->bytes_sent() < 5 * kMessages && Clock::now() < deadline) {
     std::this_thread::yield();
   }
-  // It leaves after all others, so they are here when it has come. In one process that is at once;
-  // over a network some may be taken before it comes.
+  // It is sent after all others, so they have arrived when it does: at once in one process. Over a
+  // network some may be taken before it arrives.
   ASSERT_TRUE(pair.worker->Send(kServer, 9, "first", {}).ok());
   int left = kMessages;
   while (NextMessage(*pair.server).head != "first") --left;
@@ -235,7 +235,7 @@ TEST_P(MessagesTest, AMessageLargerThanTheCreditGoesAlone) {
   ASSERT_TRUE(pair.worker->Send(kServer, 0, "after", {}).ok());
   const Deadline deadline = Soon();
   while (pair.worker->bytes_sent() < 5 && Clock::now() < deadline) std::this_thread::yield();
-  std::this_thread::sleep_for(milliseconds(50));  // time enough to go wrong
+  std::this_thread::sleep_for(milliseconds(50));  // enough for an error to show
   EXPECT_EQ(pair.worker->bytes_sent(), 5u);
   EXPECT_EQ(NextMessage(*pair.server).head, "small");
   const Message large = NextMessage(*pair.server);
@@ -266,7 +266,7 @@ TEST_P(MessagesTest, WorkersThatComeBeforeTheirServerMeetIt) {
 }
 
 TEST_P(MessagesTest, AMemberThatDiesIsLostAtOnceAndWelcomeAgain) {
-  Pair pair = MakePair({.timeout = seconds(60)});  // which nothing here waits for
+  Pair pair = MakePair({.timeout = seconds(60)});  // longer than anything here takes
   ASSERT_TRUE(pair.worker->Send(kServer, 0, "taken", {}).ok());
   EXPECT_EQ(NextMessage(*pair.server).head, "taken");
   for (const bool of_server : {false, true, false}) {
@@ -286,7 +286,7 @@ TEST_P(MessagesTest, AMemberThatDiesIsLostAtOnceAndWelcomeAgain) {
   }
 }
 
-// Or it would go ahead of what the owner has yet to learn is lost.
+// Otherwise it might arrive before the owner learns that the peer was lost.
 TEST_P(MessagesTest, NothingIsSentToAPeerThatIsBackBeforeTheOwnerKnows) {
   Pair pair = MakePair();
   pair.worker.reset();
@@ -310,7 +310,7 @@ TEST_P(MessagesTest, ANewMemberTakesThePlaceOfOneOfItsRank) {
   EXPECT_EQ(replaced.code(), absl::StatusCode::kFailedPrecondition) << replaced;
   ASSERT_TRUE(pair.server->Send(1, 0, "to the new one", {}).ok());
   EXPECT_EQ(NextMessage(*second).head, "to the new one");
-  // The old one does not come back.
+  // The old member does not come back.
   EXPECT_EQ(pair.worker->Receive(In(milliseconds(100))).status().code(),
             absl::StatusCode::kDeadlineExceeded);
   EXPECT_EQ(pair.server->Receive(In(milliseconds(0))).status().code(),
@@ -341,7 +341,7 @@ TEST_P(MessagesTest, CloseWaitsUntilPeersHaveTakenEverything) {
     EXPECT_TRUE(pair.worker->Close(Soon()).ok());
     closed = true;
   });
-  // What is sent before the other thread has begun to close goes behind all that is queued.
+  // Messages sent before the other thread begins to close come after all that are queued.
   int more = 0;
   absl::Status refused;
   for (const Deadline deadline = Soon(); refused.ok() && Clock::now() < deadline;) {
@@ -350,7 +350,7 @@ TEST_P(MessagesTest, CloseWaitsUntilPeersHaveTakenEverything) {
     if (refused.ok()) ++more;
   }
   EXPECT_EQ(refused.code(), absl::StatusCode::kCancelled) << refused;
-  std::this_thread::sleep_for(milliseconds(50));  // time enough to go wrong
+  std::this_thread::sleep_for(milliseconds(50));  // enough for an error to show
   EXPECT_FALSE(closed);
   for (int i = 0; i < kMessages; ++i) EXPECT_TRUE(NextMessage(*pair.server).body == Body(1000, i));
   for (; more > 0; --more) EXPECT_EQ(NextMessage(*pair.server).head, "more");
@@ -390,7 +390,7 @@ TEST_P(MessagesTest, ThreadsSendWhileOthersReceiveAndMembersComeAndGo) {
       auto event = server->Receive(In(milliseconds(50)));
       if (!event.ok()) continue;
       if (auto* message = std::get_if<Message>(&*event)) {
-        // Its sender may have gone meanwhile.
+        // The sender may have left meanwhile.
         server->Send(message->peer, 0, message->head, std::move(message->body)).IgnoreError();
       }
     }

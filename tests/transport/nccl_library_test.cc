@@ -1,5 +1,5 @@
-// Which libnccl is taken, and what is said of those that can't be. The fake library stands for most
-// of them; the real one is tried where it is named, or installed.
+// Which libnccl is loaded, and the errors for libraries that can't be used. Mostly the fake library
+// is used; the real one is tried if it is named or installed.
 #include "transport/nccl/nccl_library.h"
 
 #include <dlfcn.h>
@@ -21,7 +21,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Copies of the fake under other names are other libraries, with controls of their own.
+// A copy of the fake under another name is another library, with separate controls.
 class NcclLibraryTest : public testing::Test {
  protected:
   void SetUp() override {
@@ -36,7 +36,7 @@ class NcclLibraryTest : public testing::Test {
     return (folder_ / name).string();
   }
 
-  // Libraries stay loaded, so each of these tests has a process of its own.
+  // Libraries stay loaded, so each of these tests runs in a process of its own.
   static void InChild(const std::function<void()>& body) {
     std::cout.flush();
     const pid_t child = fork();
@@ -116,7 +116,7 @@ TEST_F(NcclLibraryTest, ASecondCopyIsNeverLoaded) {
   });
 }
 
-// The real library: its table is complete, and without a driver it says so.
+// The real library has all functions, and without a driver its error names the reason.
 TEST_F(NcclLibraryTest, TheRealOneIsUnderstood) {
   const char* const named = getenv("THINWIRE_NCCL_LIB");
   if (named == nullptr) {

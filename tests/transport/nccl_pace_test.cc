@@ -1,7 +1,7 @@
-// How long a host is busy with an exchange over NCCL, on the fake library's clock, which goes on by
-// what a thread spends and not by the machine's load: questions to NCCL, and sleep. So this program
-// stands between the libraries and the C library's nanosleep. Also how much of a GPU an exchange
-// occupies, and that a deadline holds where NCCL does not come back.
+// How long a host is busy with an exchange over NCCL. The fake library's clock advances by a
+// thread's queries to NCCL and its sleeps, not with the machine's load, so this program intercepts
+// nanosleep. Also how much of a GPU an exchange occupies, and that a deadline holds if NCCL does
+// not return.
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 #include <time.h>
@@ -22,12 +22,12 @@
 
 namespace {
 
-constexpr int kTimerSlackUs = 50;  // Linux's own: what a sleep takes beyond what was asked for
+constexpr int kTimerSlackUs = 50;  // Linux's timer slack, which a sleep takes in addition
 std::atomic<std::atomic<int>*> sleepers_clock{nullptr};
 
 }  // namespace
 
-#pragma GCC visibility push(default)  // found before the C library's own
+#pragma GCC visibility push(default)  // found before the C library's function
 extern "C" int nanosleep(const timespec* time, timespec* left) {
   using Function = int(const timespec*, timespec*);
   static auto* const original = reinterpret_cast<Function*>(dlsym(RTLD_NEXT, "nanosleep"));
@@ -91,8 +91,8 @@ TEST_F(NcclPaceTest, AnExchangeTakesTheHostTwentyMicrosecondsBeyondNcclsOwn) {
   EXPECT_EQ(in[0], out);
 }
 
-// Exchanges that found NCCL busy go as one group, whatever the peer does, but a gather goes alone:
-// within a group NCCL gives collectives an order of its own.
+// Exchanges that start while NCCL is busy form one group, whatever the peer does, but a gather is a
+// group of its own: within a group NCCL orders collectives itself.
 TEST_F(NcclPaceTest, QueuedExchangesAreOneGroup) {
   constexpr int kNotYet = 1'000'000, kExchanges = 5, kGather = 3;
   constexpr size_t kBytes = 64;
@@ -116,7 +116,7 @@ TEST_F(NcclPaceTest, QueuedExchangesAreOneGroup) {
     const FakeBehaves busy(&FakeNccl::launch_us, kNotYet);
     const int before = Fake().now_us;
     exchanges.push_back(start(0, 0));
-    // The plane's own thread may be the one that launches it, and asks whether that is done.
+    // The plane's own thread may be the one that launches the group and polls for its end.
     while (Fake().now_us == before) std::this_thread::sleep_for(milliseconds(1));
   }
   for (int i = 1; i < kExchanges; ++i) exchanges.push_back(start(0, i));
@@ -125,8 +125,8 @@ TEST_F(NcclPaceTest, QueuedExchangesAreOneGroup) {
   ExpectEnd(exchanges);
   for (const auto& plane : planes)
     EXPECT_TRUE(plane->Flush()->Wait(Clock::now() + seconds(20)).ok());
-  // Rank 0: 0, 1 and 2, 3, 4. Rank 1 groups what is queued while its driver sleeps: at most a group
-  // for each, and as few as 0 to 2, 3, 4.
+  // Rank 0's groups: 0; 1 and 2; 3; 4. Rank 1 groups the exchanges queued while its driver sleeps:
+  // at most one group each, and at least 0 to 2; 3; 4.
   EXPECT_LE(Fake().groups - groups, 4 + kExchanges);
   EXPECT_GE(Fake().groups - groups, 4 + 3);
   EXPECT_EQ(Fake().gathers - gathers, 2);
@@ -138,8 +138,8 @@ TEST_F(NcclPaceTest, QueuedExchangesAreOneGroup) {
   }
 }
 
-// The plane's kernels wait for their peers while another library's do, such as torch's own NCCL,
-// and ranks queue the two in either order: so both must fit on a GPU.
+// The plane's kernels wait for their peers while those of another library, such as torch's own
+// NCCL, do so as well. Ranks queue the two in either order, so both must fit on a GPU.
 TEST_F(NcclPaceTest, AnExchangeLeavesRoomForAnotherLibrarys) {
   const auto connect = [](int most_ctas) {
     std::vector<Transport> meeting = MakeInProcessTransports(2);
@@ -169,7 +169,7 @@ TEST_F(NcclPaceTest, AnExchangeLeavesRoomForAnotherLibrarys) {
       in[2 * rank + whose].resize(64);
       exchanges.push_back(StartOn(*both[whose][rank], out, in[2 * rank + whose]));
       if (rank != whose) continue;
-      // Its peer has not begun, so it occupies its device from here on.
+      // The peer has not begun, so the kernel now occupies its device.
       for (++running; Fake().running < running;) std::this_thread::sleep_for(milliseconds(1));
     }
     ExpectEnd(exchanges);
@@ -188,12 +188,12 @@ TEST_F(NcclPaceTest, AnExchangeLeavesRoomForAnotherLibrarys) {
   }
 }
 
-// Until the device is through, or the scope ends.
+// Makes the device hang until End, or until the end of the scope.
 class DeviceHangs {
  public:
   DeviceHangs() { Fake().device_hangs = 1; }
   ~DeviceHangs() { End(); }
-  // Waits for what has waited.
+  // Waits until the abort that was held up has returned.
   void End() {
     Fake().device_hangs = 0;
     while (Fake().aborted < aborted_ + 1) std::this_thread::sleep_for(milliseconds(1));
@@ -203,7 +203,7 @@ class DeviceHangs {
   const int aborted_ = Fake().aborted;
 };
 
-// ncclCommAbort waits for the whole device, where a kernel of somebody else's may hang.
+// ncclCommAbort waits for the whole device, where another library's kernel may hang.
 TEST_F(NcclPaceTest, ADeadlineHoldsWhileAnAbortDoesNotComeBack) {
   Planes planes = ConnectNcclPlanes(2);
   std::vector<uint8_t> in(64);
@@ -218,7 +218,7 @@ TEST_F(NcclPaceTest, ADeadlineHoldsWhileAnAbortDoesNotComeBack) {
   hangs.End();
 }
 
-// What NCCL may still write is kept; all else goes on after a few seconds.
+// Memory that NCCL may still write is kept; everything else continues after a few seconds.
 TEST_F(NcclPaceTest, AnAbortThatDoesNotComeBackIsLeft) {
   Planes planes = ConnectNcclPlanes(2);
   DeviceMemory memory = *planes[0]->Allocate(64);

@@ -1,6 +1,5 @@
-// NCCL's data plane by itself, over the fake library: how ranks come together or not, what is
-// issued as a gather, and how a communicator ends. The contract of all planes is in
-// data_plane_test.
+// NCCL's data plane alone, over the fake library: how ranks connect or fail to, which exchanges are
+// gathers, and how a communicator ends. data_plane_test tests the contract of all planes.
 #include "transport/nccl/nccl.h"
 
 #include <gtest/gtest.h>
@@ -51,8 +50,8 @@ TEST_F(NcclTest, EveryWorldComesTogetherAndEndsInOrder) {
   }
 }
 
-// On a machine that stands still ranks may not even have told their addresses in time; they have
-// more time in each further attempt.
+// On an overloaded machine ranks may not even send their addresses in time, so each further attempt
+// has more time.
 TEST_F(NcclTest, ARankThatNcclRefusesSaysWhy) {
   const FakeBehaves refusing(&FakeNccl::refuses, 1);
   std::vector<absl::StatusOr<std::unique_ptr<StreamPlane>>> planes;
@@ -81,7 +80,7 @@ TEST_F(NcclTest, ARankThatNeverComesIsNamed) {
       << status;
 }
 
-// NCCL itself waits for a rank that is gone.
+// NCCL itself would wait for a rank that is gone.
 TEST_F(NcclTest, ARankThatDiesWhileNcclConnectsIsALostPeer) {
   const int made = Fake().made;
   std::vector<Transport> meeting = MakeInProcessTransports(2);
@@ -112,7 +111,7 @@ TEST_F(NcclTest, AnEndThatDoesNotComeIsAnAbort) {
   EXPECT_EQ(Fake().aborted, aborted + 2);
 }
 
-// What is under way when a rank aborts is not written any more, although the peer sends it.
+// A rank that has aborted no longer writes pending blocks, although the peer sends them.
 TEST_F(NcclTest, BlocksAreTheCallersAfterAFailure) {
   auto planes = ConnectNcclPlanes(2);
   const std::vector<uint8_t> out(1 << 20, 1);
@@ -127,7 +126,7 @@ TEST_F(NcclTest, BlocksAreTheCallersAfterAFailure) {
   EXPECT_EQ(in, std::vector<uint8_t>(1 << 20, 2));
 }
 
-// Exchanges that were queued before the failure may still be in their blocks.
+// Exchanges queued before the failure may still access their blocks.
 TEST_F(NcclTest, AFlushAfterAFailureWaitsForTheDevice) {
   auto planes = ConnectNcclPlanes(2);
   const std::unique_ptr<DeviceStream> stream = *DeviceOfRank(0)->MakeStream();
@@ -148,7 +147,7 @@ TEST_F(NcclTest, AFlushAfterAFailureWaitsForTheDevice) {
   EXPECT_TRUE(absl::IsAborted(status)) << status;
 }
 
-// A plane of another stream has this one's failure, and its exchanges come in one order.
+// Planes on other streams share this plane's failure, and the order of its exchanges.
 TEST_F(NcclTest, StreamsShareOneCommunicator) {
   auto planes = ConnectNcclPlanes(2);
   std::vector<std::unique_ptr<DeviceStream>> streams;
@@ -179,13 +178,13 @@ TEST_F(NcclTest, StreamsShareOneCommunicator) {
   EXPECT_TRUE(absl::IsAborted(lanes[1]->Flush()->Wait(Clock::now() + seconds(20))));
 }
 
-// Every piece of memory and every registration has come to its end.
+// All memory is freed, and all registrations have ended.
 void ExpectNothingLeft() {
   EXPECT_EQ(Fake().allocated, Fake().freed);
   EXPECT_EQ(Fake().registered, Fake().deregistered + Fake().ended_by_abort);
 }
 
-// One exchange between two planes, of the blocks at these addresses.
+// Exchanges the blocks at these addresses between two planes, once.
 void Swap(std::vector<std::unique_ptr<StreamPlane>>& planes, std::array<uint8_t*, 2> blocks) {
   for (int rank = 0; rank < 2; ++rank) std::memset(blocks[rank], 7 + rank, 16);
   std::vector<std::unique_ptr<Exchange>> exchanges;
@@ -219,7 +218,7 @@ TEST_F(NcclTest, MemoryIsRegisteredUntilItIsFreed) {
   ExpectNothingLeft();
 }
 
-// The communicator outlives what it knows, whoever goes first.
+// The communicator is destroyed after its registered memory, even if the plane is destroyed first.
 TEST_F(NcclTest, MemoryMayOutliveItsPlane) {
   auto planes = ConnectNcclPlanes(2);
   const int destroyed = Fake().destroyed;
@@ -231,7 +230,7 @@ TEST_F(NcclTest, MemoryMayOutliveItsPlane) {
   ExpectNothingLeft();
 }
 
-// NCCL ends registrations with a communicator that it aborts; who calls afterwards is too late.
+// NCCL ends the registrations of a communicator that it aborts; they must not be ended again.
 TEST_F(NcclTest, MemoryIsFreedAfterAnAbort) {
   auto planes = ConnectNcclPlanes(2);
   DeviceMemory memory = *planes[0]->Allocate(1000);
@@ -263,7 +262,7 @@ TEST_F(NcclTest, AnOldLibraryRegistersNothing) {
   EXPECT_EQ(ControlsOf(THINWIRE_OLD_NCCL).misuses, 0);
 }
 
-// Registered memory and other memory do not go together, so one rank decides for all.
+// Registered and other memory can't be combined, so one rank decides for all.
 TEST_F(NcclTest, OneRankThatCantRegisterSpeaksForAll) {
   using Behaviour = std::pair<std::atomic<int> FakeNccl::*, int>;
   for (const auto& [how, value] :
@@ -299,7 +298,7 @@ TEST_F(NcclTest, MemoryThatIsNotToBeHadSaysWhatToDo) {
   ExpectNothingLeft();
 }
 
-// NCCL takes no registration while it works on an exchange.
+// NCCL refuses registrations while it works on an exchange.
 TEST_F(NcclTest, MemoryWaitsForABusyCommunicator) {
   const FakeBehaves busy(&FakeNccl::launch_us, 600);
   auto planes = ConnectNcclPlanes(2);
@@ -313,7 +312,7 @@ TEST_F(NcclTest, MemoryWaitsForABusyCommunicator) {
 
 using Words = std::vector<absl::StatusOr<std::string>>;
 
-// What three ranks choose; `change` makes a rank's options other than usual.
+// Returns the choices of three ranks; `change` modifies a rank's options.
 Words Choose(TransportKind kind, const std::function<void(int, ChoiceOptions&)>& change) {
   Fake();
   std::vector<Transport> transports = MakeInProcessTransports(3);
@@ -338,7 +337,7 @@ Words Choose(TransportKind kind, const std::function<void(int, ChoiceOptions&)>&
   return words;
 }
 
-// kNccl fails with `words` on all ranks, and kAuto stays with Gloo.
+// Expects that kNccl fails with `words` on all ranks, and that kAuto keeps Gloo.
 void ExpectRefusal(std::initializer_list<const char*> words,
                    const std::function<void(int, ChoiceOptions&)>& change) {
   for (const auto& answer : Choose(TransportKind::kNccl, change)) {
@@ -362,7 +361,7 @@ TEST_F(NcclTest, RanksWithGpusOfTheirOwnTakeIt) {
   }
 }
 
-// While they wait for a network, NCCL's kernels would take much of a GPU from the others.
+// While NCCL's kernels wait for a network they would take much of a GPU from other kernels.
 TEST_F(NcclTest, KernelsAreBoundedBetweenNodes) {
   for (const int nodes : {1, 3}) {
     const auto answers = Choose(TransportKind::kNccl, [&](int rank, ChoiceOptions& options) {
@@ -413,8 +412,8 @@ TEST_F(NcclTest, MixedVersionsAreRefusedOnAllRanks) {
   std::filesystem::remove(other);
 }
 
-// The ranks that wait for one that NCCL refuses hear the reason, before their own time is over, of
-// which half is for NCCL.
+// Ranks that wait for a rank refused by NCCL get the reason before their own deadline. Half of that
+// time is NCCL's.
 TEST_F(NcclTest, WhatNcclRefusesOneRankAllRanksHear) {
   const FakeBehaves refusing(&FakeNccl::refuses, 1);
   ExpectRefusal({"rank 1 takes no part over NCCL", "fake failure"},

@@ -1,4 +1,4 @@
-// One failure for all planes of a rank.
+// One failure shared by all planes of a rank.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -36,7 +36,7 @@ TEST(Failure, TheFirstReasonStaysAndAllListenersHearOfIt) {
   EXPECT_EQ(removed, 0);
 }
 
-// A listener may ask, fail, and end listeners; nothing is locked meanwhile.
+// A listener may query the failure, fail again, and end listeners: no lock is held during its call.
 TEST(Failure, AListenerMayCallTheFailureAndEndItself) {
   const auto failure = Failure::Make();
   Failure::Listener own;
@@ -50,7 +50,7 @@ TEST(Failure, AListenerMayCallTheFailureAndEndItself) {
   EXPECT_EQ(heard, "enough");
 }
 
-// Whoever ends a listener frees what it uses.
+// The caller that ends a listener frees what it uses.
 TEST(Failure, TheEndOfAListenerWaitsForItsCall) {
   const auto failure = Failure::Make();
   absl::Notification called, go_on;
@@ -83,7 +83,7 @@ TEST(Failure, PassedOnBothWaysItFailsBothWhicheverFailsFirst) {
   }
 }
 
-// As of a data plane beside the control plane of another backend.
+// For example a data plane beside another backend's control plane.
 TEST(Failure, PassedOnItEndsTheWaitsOfAnotherPlaneWhileThatIsAskedFor) {
   for (const bool asked_for : {true, false}) {
     std::vector<Transport> transports = MakeInProcessTransports(2),

@@ -25,10 +25,10 @@
 namespace thinwire {
 namespace {
 
-// Planes as the contract's tests (data_plane_test.cc) need them: each whole in itself, with what is
-// received there to be looked at when an exchange has ended.
+// The planes as data_plane_test.cc needs them: each is complete, and received blocks can be read
+// once an exchange has ended.
 
-// A data plane that goes together with its control plane. Exchanges may be replaced on the way.
+// A data plane that owns its control plane. Derived classes may replace its exchanges.
 class WholeTransport : public PlaneOver {
  public:
   explicit WholeTransport(Transport transport) : transport_(std::move(transport)) {}
@@ -52,8 +52,8 @@ class CheckedTransport final : public WholeTransport {
   }
 };
 
-// A staged plane and what it stands on. Memory of the host's device is memory, so that the tests'
-// own blocks serve.
+// A staged plane and everything below it. The host device's memory is normal memory, so the tests'
+// own blocks can be used.
 class StagedOnInProcess final : public WholeTransport {
  public:
   explicit StagedOnInProcess(Transport host)
@@ -69,8 +69,8 @@ class StagedOnInProcess final : public WholeTransport {
   }
 
  private:
-  // The tests look at what they received without a stream, and free what they sent after a failure,
-  // when copies may still be queued on it.
+  // The tests read received blocks without a stream, and free sent blocks after a failure, when
+  // copies may still be queued on the stream. So Wait also waits for the stream.
   class Synchronized final : public Exchange {
    public:
     Synchronized(std::unique_ptr<Exchange> inner, DeviceStream& stream)
@@ -94,7 +94,7 @@ class StagedOnInProcess final : public WholeTransport {
   const std::unique_ptr<Staged> staged_;
 };
 
-// A plane whose exchanges end by OnDone, so that the waits of all tests here go by it.
+// A plane on which every Wait uses OnDone, so that the tests cover it.
 class ByEvents final : public PlaneOver {
  public:
   explicit ByEvents(std::unique_ptr<DataPlane> inner) : inner_(std::move(inner)) {}
@@ -112,7 +112,7 @@ class ByEvents final : public PlaneOver {
       std::promise<absl::Status> ended;
       std::future<absl::Status> status = ended.get_future();
       inner_->OnDone([&ended](absl::Status status) { ended.set_value(std::move(status)); });
-      inner_.reset();  // it may be dropped from here on
+      inner_.reset();  // it may be dropped now
       if (status.wait_until(deadline) == std::future_status::timeout) {
         plane_.Abort(absl::DeadlineExceededError("the exchange did not end in time"));
       }
@@ -129,8 +129,8 @@ class ByEvents final : public PlaneOver {
   const std::unique_ptr<DataPlane> inner_;
 };
 
-// A data plane that hears of lost peers from the control plane beside it, as UCX's; an engine's
-// reader would pass that on.
+// A data plane that learns of lost peers from its control plane, as UCX's does. In an engine the
+// reader passes these on.
 class BesideControl : public WholeTransport {
  public:
   explicit BesideControl(Transport transport)
@@ -138,7 +138,7 @@ class BesideControl : public WholeTransport {
     if (control_.size() == 1) return;
     reader_ = std::thread([this, &data = *this->transport().data] {
       while (control_.Receive().ok()) continue;
-      data.Abort(control_.status());  // no virtual function of this, which may still be made
+      data.Abort(control_.status());  // not a virtual function: *this may not be complete yet
     });
   }
   ~BesideControl() override {
@@ -151,9 +151,9 @@ class BesideControl : public WholeTransport {
   std::thread reader_;
 };
 
-// NCCL's plane. An exchange of it ends when it is queued; the tests look at what they received, so
-// theirs end with a flush. Memory of the host's devices is memory, so that the tests' own blocks
-// serve.
+// NCCL's plane. Its exchanges end when they are queued, but the tests read the received blocks, so
+// these exchanges end with a flush. The host devices' memory is normal memory, so the tests' own
+// blocks can be used.
 class NcclBesideInProcess final : public BesideControl {
  public:
   using BesideControl::BesideControl;
@@ -206,7 +206,7 @@ Planes MakeNccl(int world) {
   return Wrap<NcclBesideInProcess>(std::move(transports));
 }
 
-// Nodes of two ranks, and of one at the end of an odd world.
+// Nodes of two ranks; the last node of an odd world has one.
 Planes MakeSplit(int world) {
   std::vector<Transport> between = MakeInProcessTransports(world);
   for (int first = 0; first < world; first += 2) {
@@ -220,7 +220,7 @@ Planes MakeSplit(int world) {
   return Wrap<BesideControl>(std::move(between));
 }
 
-// Ranks whose exchanges go by one of so many planes.
+// Ranks whose exchanges are spread over `planes` planes.
 Planes MakeSpread(int world, int planes, std::vector<Transport> (*connect)(int)) {
   std::vector<Transport> first = connect(world);
   std::vector<std::vector<Transport>> others(world);

@@ -1,4 +1,4 @@
-// The data planes that have to keep the contract, for data_plane_test.cc.
+// The data planes that must keep the contract, for data_plane_test.cc.
 #ifndef THINWIRE_TESTS_TRANSPORT_PLANE_KINDS_H_
 #define THINWIRE_TESTS_TRANSPORT_PLANE_KINDS_H_
 
@@ -14,9 +14,9 @@ using Planes = std::vector<std::unique_ptr<DataPlane>>;
 
 struct PlaneKind {
   const char* name;
-  std::function<Planes(int)> make;  // of so many ranks, by rank
+  std::function<Planes(int)> make;  // makes the planes of a world, by rank
   DataTraits traits;
-  bool receives_ahead = false;  // Expect gives exchanges
+  bool receives_ahead = false;  // Expect returns exchanges
   bool needs_ucx = false;
 };
 

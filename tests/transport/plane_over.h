@@ -1,5 +1,4 @@
-// PlaneOver: the base of data planes for tests that do one thing in another way than the plane
-// below them.
+// PlaneOver: the base of data planes for tests that change one thing about the plane below them.
 #ifndef THINWIRE_TESTS_TRANSPORT_PLANE_OVER_H_
 #define THINWIRE_TESTS_TRANSPORT_PLANE_OVER_H_
 
@@ -12,8 +11,8 @@
 
 namespace thinwire {
 
-// Passes everything on to the inner plane. It is no StreamPlane, since a plane from On would go
-// round what a derived class does.
+// Forwards everything to the inner plane. Not a StreamPlane, since a plane from On would bypass the
+// derived class.
 class PlaneOver : public DataPlane {
  public:
   const Membership& members() const override { return inner().members(); }
@@ -29,7 +28,7 @@ class PlaneOver : public DataPlane {
   uint64_t bytes_sent() const override { return inner().bytes_sent(); }
 
  protected:
-  // The same one at every call; a derived class owns it.
+  // Returns the same plane at every call; the derived class owns it.
   virtual DataPlane& inner() const = 0;
 };
 

@@ -1,4 +1,4 @@
-// Ranks as processes, for failures that threads can't show.
+// Ranks as processes, for failures that need processes rather than threads.
 #ifndef THINWIRE_TESTS_TRANSPORT_RANK_PROCESSES_H_
 #define THINWIRE_TESTS_TRANSPORT_RANK_PROCESSES_H_
 
@@ -21,7 +21,7 @@ namespace thinwire {
 
 class RankProcesses : public testing::Test {
  protected:
-  // A timeout that a test waits for, and that nothing may pass before which must succeed.
+  // A timeout that a test waits for, and that must suffice for everything before it.
   static constexpr std::chrono::milliseconds kShort{3000};
 
   void SetUp() override {
@@ -64,7 +64,7 @@ class RankProcesses : public testing::Test {
     return *Engine::Create(Settle(options, size), *std::move(transport));
   }
 
-  // A second process that reduces until it is told otherwise.
+  // Starts a second process, which reduces until a call fails.
   pid_t StartPeer(int rank) {
     const pid_t pid = fork();
     if (pid != 0) {
@@ -84,8 +84,8 @@ class RankProcesses : public testing::Test {
     return work.ok() ? (*work)->Wait() : work.status();
   }
 
-  // Sends `signal` to the peer in the midst of things: this rank fails, with this code and the
-  // peer's name.
+  // Sends `signal` to the peer during a call. This rank must fail with `code` and an error that
+  // names the peer.
   void ExpectFailureAfter(int signal, std::chrono::milliseconds timeout, absl::StatusCode code) {
     const pid_t peer = StartPeer(1);
     const auto engine = Connect(0, 2, timeout);

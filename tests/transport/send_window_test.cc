@@ -1,4 +1,4 @@
-// The windows of both ends of a connection, on a link in virtual time.
+// The send windows of both ends of a connection, over a link in virtual time.
 
 #include <gtest/gtest.h>
 
@@ -28,11 +28,11 @@ constexpr size_t kSmall = 4000;
 constexpr double kAck = 64;  // bytes
 
 struct Path {
-  double rate = 0, delay = 0;  // bytes/s and s, in each direction
-  double busy = 0;             // s, from a message to the next one that its receiver can take
+  double rate = 0, delay = 0;  // in each direction: bytes/s, and s
+  double busy = 0;             // s that the receiver needs per message
 };
 
-// The same as a CreditQueue, without a window.
+// Like a CreditQueue, but without a window.
 class WholeCredit {
  public:
   explicit WholeCredit(size_t credit) : credit_(credit) {}
@@ -64,12 +64,12 @@ class Link {
   explicit Link(Path path) : path(path) {}
 
   double now() const { return now_; }
-  double taken(int end) const { return static_cast<double>(ends_[end].taken); }  // of what it sent
+  double taken(int end) const { return static_cast<double>(ends_[end].taken); }  // of its messages
   double under_way(int end) const {
     return static_cast<double>(ends_[end].sent - ends_[end].taken);
   }
 
-  // `end` sends a message.
+  // Sends a message from `end`.
   void Send(int end, size_t bytes, int priority = 0, std::function<void()> when_taken = {}) {
     End& from = ends_[end];
     from.on_taken[priority].push_back(std::move(when_taken));
@@ -87,7 +87,7 @@ class Link {
     }
     now_ = time;
   }
-  // `end` always has messages waiting, until `time`.
+  // Keeps messages waiting at `end` until `time`.
   void KeepFull(int end, size_t bytes, double time) {
     for (size_t i = 0; i < 2 * kCredit / bytes; ++i) {
       Send(end, bytes, 0, [=, this] { Refill(end, bytes, time); });
@@ -110,7 +110,7 @@ class Link {
   void Refill(int end, size_t bytes, double time) {
     if (now_ < time) Send(end, bytes, 0, [=, this] { Refill(end, bytes, time); });
   }
-  // When the last of so many bytes that `end` sends now is there.
+  // Returns the arrival time of the last of `bytes` bytes that `end` sends now.
   double Arrival(int end, double bytes) {
     End& from = ends_[end];
     from.link_free = std::max(now_, from.link_free) + bytes / path.rate;
@@ -147,7 +147,7 @@ class Link {
 
 using Connection = Link<CreditQueue>;
 
-// Bytes/s that the peer takes of what one end sends, or of both if `end` is kBoth.
+// Returns the bytes/s that the peer takes from one end, or in both directions if `end` is kBoth.
 constexpr int kBoth = 2;
 template <typename Queue>
 double Rate(Link<Queue>& link, int end, double from, double until) {
@@ -170,7 +170,7 @@ class PlacesTest : public testing::TestWithParam<Place> {
   double rate() const { return GetParam().megabits * kMegabit; }
   double round_trip() const { return GetParam().round_trip; }
   size_t slice() const { return GetParam().slice; }
-  // What the link gives under the whole credit, which holds whole messages.
+  // The link's rate under the whole credit, which holds whole messages.
   double reachable() const {
     const size_t cost = slice() + kMessageCost;
     const auto most = static_cast<double>(kCredit / cost * cost);
@@ -178,7 +178,7 @@ class PlacesTest : public testing::TestWithParam<Place> {
   }
   double message() const { return static_cast<double>(std::max(slice(), size_t{16384})) + 64; }
   Path path() const { return {.rate = rate(), .delay = round_trip() / 2}; }
-  // Times at which a window has settled, and over which a rate is taken.
+  // The time after which a window has settled, and the time over which rates are measured.
   double settled() const { return 0.1 + 2 * kCredit / rate() + 15 * round_trip(); }
   double span() const { return 0.2 + 20 * round_trip() + 40 * message() / rate(); }
 };
@@ -188,7 +188,7 @@ std::vector<Place> Places() {
   for (const double megabits : {50.0, 200.0, 1000.0, 10000.0}) {
     for (const double round_trip : {0.0001, 0.002, 0.02, 0.1}) {
       for (const size_t slice : {kSmall, kInt4, kFp32}) {
-        if (megabits * round_trip > 100 && slice == kSmall) continue;  // it takes long
+        if (megabits * round_trip > 100 && slice == kSmall) continue;  // takes long
         if (kSanitized && (megabits > 1000 || slice == kSmall)) continue;
         places.push_back({megabits, round_trip, slice});
       }
@@ -222,7 +222,7 @@ TEST_P(PlacesTest, InBothDirectionsItIsAsFastAsWithTheWholeCredit) {
 TEST_P(PlacesTest, NoMoreIsUnderWayThanTheLinkNeeds) {
   Connection connection(path());
   connection.KeepFull(0, slice(), settled() + 2 * span());
-  // A round trip has the message itself in it. A link that carries a credit at once has all of it.
+  // A round trip includes the message. On very fast links up to 5 ms of the rate may be under way.
   const double most = 1.3 * (rate() * round_trip() + message()) + 5 * message();
   for (double time = settled(); time < settled() + span(); time += span() / 50) {
     connection.RunUntil(time);
@@ -241,7 +241,7 @@ TEST_P(PlacesTest, AnUrgentMessageOvertakesAllButTheWindow) {
   EXPECT_LE(came - settled(), 1.4 * round_trip() + std::max(8 * message() / rate(), 0.01));
 }
 
-// What a program does at its start says nothing of its link.
+// Messages at a program's start show nothing about its link.
 TEST_P(PlacesTest, AfterATrickleOfSmallMessagesABurstGoesAtFullSpeed) {
   Connection connection(path());
   for (int i = 0; i < 500; ++i) {
@@ -253,7 +253,7 @@ TEST_P(PlacesTest, AfterATrickleOfSmallMessagesABurstGoesAtFullSpeed) {
   EXPECT_GE(Rate(connection, 0, start, start + span()), 0.8 * reachable());
 }
 
-// As in steps.
+// As in training steps.
 TEST_P(PlacesTest, ABurstAfterARestTakesAsLongAsWithTheWholeCredit) {
   const double bytes = 4e6;
   const int messages = static_cast<int>(bytes / static_cast<double>(slice()));
@@ -276,7 +276,7 @@ TEST(SendWindow, AConnectionThatNeverRestsIsEmptiedNowAndThen) {
     Connection connection({.rate = megabits * kMegabit, .delay = 0.005});
     connection.KeepFull(0, kInt4, 60);
     EXPECT_GE(Rate(connection, 0, 2, 50), 0.95 * megabits * kMegabit);
-    double most = 0;  // a queue of its own making is no part of the path
+    double most = 0;  // after the window's own queue is emptied
     for (double time = 51; time < 55; time += 0.0517) {
       connection.RunUntil(time);
       most = std::max(most, connection.under_way(0));
@@ -317,7 +317,7 @@ TEST(SendWindow, IsTheWholeCreditUntilThereIsAMeasurement) {
   EXPECT_EQ(window.bytes(kInt4, Deadline()), kCredit);
   uint64_t sent = 0;
   const auto at = [](int us) { return Deadline() + std::chrono::microseconds(us); };
-  for (int i = 0; i < 20; ++i) {  // each alone
+  for (int i = 0; i < 20; ++i) {  // each message alone
     sent += 1000;
     window.OnSent(1000, sent, sent - 1000, at(10000 * i));
     window.OnTaken(sent, false, at(10000 * i + 9000));

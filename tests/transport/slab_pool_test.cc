@@ -1,4 +1,4 @@
-// Who has reserved memory finds it; and what a pool gives is as large as it says.
+// A user that has reserved memory gets it, and slabs are as large as they claim.
 #include "transport/staged/slab_pool.h"
 
 #include <gtest/gtest.h>
@@ -24,10 +24,10 @@ class SlabPoolTest : public testing::TestWithParam<SlabPool::Memory> {
 INSTANTIATE_TEST_SUITE_P(Of, SlabPoolTest,
                          testing::Values(SlabPool::Memory::kDevice, SlabPool::Memory::kPinned));
 
-// Users take what they have reserved, in any order, and now and then again.
+// Users take the memory that they reserved, repeatedly and in any order.
 TEST_P(SlabPoolTest, WhoHasReservedFindsMemory) {
   const size_t needs[] = {100, 5000, 5000, 9000, 100000, 70000, 3, 100000};
-  for (int round = 0; round < 2; ++round) {  // asking again costs nothing
+  for (int round = 0; round < 2; ++round) {  // reserving again costs nothing
     const int before = Allocated();
     uint64_t user = 0;
     for (const size_t bytes : needs) ASSERT_TRUE(pool_.Reserve(user++, bytes).ok());

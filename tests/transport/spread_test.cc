@@ -1,4 +1,4 @@
-// Exchanges that are spread over several planes, and a store that is guarded while they connect.
+// Exchanges spread over several planes, and a store that is guarded while these connect.
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -20,7 +20,7 @@ using std::chrono::seconds;
 constexpr int kPlanes = 3, kExchanges = 60;
 constexpr size_t kBytes = 100;
 
-// Two ranks, and their planes as they are underneath.
+// Two ranks, with direct access to their planes.
 class SpreadTest : public testing::Test {
  protected:
   SpreadTest() : control_(MakeInProcessTransports(2)), planes_(2) {
@@ -43,7 +43,7 @@ class SpreadTest : public testing::Test {
     }
   }
 
-  // Both ranks' exchange of that tag.
+  // Runs the exchange with this tag on both ranks.
   absl::Status Exchange(uint64_t tag) {
     std::vector<std::unique_ptr<thinwire::Exchange>> exchanges;
     std::vector<uint8_t> out(kBytes, static_cast<uint8_t>(tag));
@@ -62,7 +62,7 @@ class SpreadTest : public testing::Test {
   }
 
   std::vector<Transport> control_;
-  std::vector<std::vector<DataPlane*>> planes_;  // of each rank
+  std::vector<std::vector<DataPlane*>> planes_;  // by rank
   std::vector<std::unique_ptr<Spread>> spread_;
 };
 

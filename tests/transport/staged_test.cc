@@ -1,6 +1,6 @@
-// What the contract of data planes (data_plane_test.cc) does not say of exchanges of device memory:
-// what they cost, what overlaps, and that whoever waits for a device hears of an abort. Memory of
-// the host's devices is memory, so that vectors serve as blocks.
+// Properties of exchanges of device memory beyond the contract of data planes (data_plane_test.cc):
+// their cost, what overlaps, and that a thread waiting for a device is woken by an abort. The host
+// devices' memory is normal memory, so vectors serve as blocks.
 #include "transport/staged/staged.h"
 
 #include <gtest/gtest.h>
@@ -41,7 +41,7 @@ Ranks MakeRanks(int size, const kernels::DeviceApi& api = WatchedDeviceApi()) {
   return ranks;
 }
 
-// A rank's blocks, one for each rank, which follow one another.
+// A rank's blocks, one per rank, contiguous in memory.
 struct Blocks {
   Blocks(size_t ranks, size_t bytes, uint8_t value) : block(bytes), memory(ranks * bytes, value) {}
   std::vector<Bytes> Each() const {
@@ -84,13 +84,13 @@ TEST(Staged, AnExchangeTakesOneSlabAndCopiesNeighboursTogether) {
   };
   exchange(1, [&](int r) { return out[r].Each(); });
   EXPECT_EQ(device_counts.pinned - pinned, kRanks);
-  // The blocks of ranks 0 and 2 for others lie together; rank 1 has its own between them.
+  // Ranks 0 and 2 send contiguous blocks; rank 1's own block lies between those that it sends.
   EXPECT_EQ(device_counts.copies - copies, 2 * (1 + 2 + 1));
   EXPECT_EQ(in[0].memory[0], 9);
   EXPECT_EQ(in[0].memory[128], 1);
   EXPECT_EQ(in[1].memory[383], 2);
 
-  // A gather needs less, and sends its one block up once.
+  // A gather needs less memory, and copies its one block to the host once.
   exchange(2, [&](int r) { return std::vector<Bytes>(kRanks, out[r].Each()[0]); });
   EXPECT_EQ(device_counts.pinned - pinned, kRanks);
   EXPECT_EQ(device_counts.copies - copies, 8 + 3 + 4);
@@ -105,7 +105,7 @@ TEST(Staged, WhatIsReceivedDoesNotWaitForWhatIsToBeSent) {
   const int queued = device_counts.copies_queued, copies = device_counts.copies;
   std::future<std::unique_ptr<Exchange>> next;
   {
-    const Held held(*rank.stream);  // a codec that takes long
+    const Held held(*rank.stream);  // like a slow codec
     next = std::async(std::launch::async,
                       [&] { return rank.plane->Start(2, out.Each(), later.EachToWrite()); });
     AwaitCopiesQueued(queued + 1);
@@ -115,12 +115,12 @@ TEST(Staged, WhatIsReceivedDoesNotWaitForWhatIsToBeSent) {
     EXPECT_EQ(device_counts.copies - copies, 1);
   }
   EXPECT_TRUE(other->Wait(InTime()).ok());
-  next.get().reset();  // which fails the plane, and ends what the other has not
+  next.get().reset();  // fails the plane, which ends the rest
   EXPECT_TRUE(rank.stream->Synchronize(InTime()).ok());
   EXPECT_EQ(in.memory[64], 1);
 }
 
-// Copies from or to an address wait until it opens.
+// Copies from or to an address wait until the gate opens.
 struct Gate {
   explicit Gate(const void* address) {
     at = address;
@@ -151,8 +151,8 @@ const kernels::DeviceApi& GatedDeviceApi() {
   return gated;
 }
 
-// Copies to the device may still be queued when the slab goes to the next exchange, whose layout is
-// another one.
+// Copies to the device may still be queued when the next exchange, of another layout, gets the
+// slab.
 TEST(Staged, ASlabIsWrittenAgainWhenItHasBeenRead) {
   Blocks few(2, 64, 1), many(2, 4096, 2), in_many(2, 4096, 0), in_few(2, 64, 0);
   Blocks other_bytes(2, 4096, 3);
@@ -167,7 +167,7 @@ TEST(Staged, ASlabIsWrittenAgainWhenItHasBeenRead) {
   mine.reset();
   auto next =
       std::async(std::launch::async, [&] { return step(*ranks[0], 2, other_bytes, in_few); });
-  std::this_thread::sleep_for(std::chrono::milliseconds(20));  // time enough to go wrong
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));  // enough for an error to show
   gate.open.Notify();
   other = step(*ranks[1], 2, few, of_the_other_later);
   mine = next.get();
@@ -190,7 +190,7 @@ TEST(Staged, AnAbortEndsTheWaitForTheDevice) {
   EXPECT_EQ(start.get()->Wait(InTime()), absl::CancelledError("the user ended it"));
 }
 
-// Whoever is told of the failure may free the tensor.
+// A caller that gets the failure may free the tensor.
 TEST(Staged, AfterAnAbortTheStreamOutwaitsTheCopies) {
   Blocks out(2, 64, 1), in(2, 64, 0);
   Gate gate(&out.memory[64]);

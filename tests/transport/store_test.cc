@@ -44,7 +44,7 @@ TEST(FileStoreTest, AFolderThatCantBeWrittenIsAnError) {
   EXPECT_TRUE(absl::IsUnavailable(MakeFileStore("/proc/nowhere")->Set("a", "b")));
 }
 
-// As on a full disk: nobody may read half a value.
+// As on a full disk: no reader may see half a value.
 TEST(FileStoreTest, AValueThatCantBeWrittenAsAWholeIsAnError) {
   const std::shared_ptr<Store> store = MakeFileStore(Folder());
   rlimit before{};

@@ -1,4 +1,4 @@
-// Strangers at the doors of a group that connects over Gloo: they neither end a process, nor fail
+// Strangers connect to a group that is connecting over Gloo. They neither end a process, nor fail
 // the group, nor keep a rank away, nor change a result.
 #include <arpa/inet.h>
 #include <gtest/gtest.h>
@@ -33,8 +33,8 @@ using std::chrono::seconds;
 constexpr int kWorld = 3;
 constexpr char kPrefix[] = "t/", kDigest[] = "digest";
 
-// Holds back one rank, which has told the others where it is, from reading where they are: so the
-// others have opened their sockets and wait for it.
+// Blocks a rank after it has stored its address and before it reads the others', so that these have
+// opened their sockets and wait for it.
 class GateStore final : public Store {
  public:
   explicit GateStore(std::shared_ptr<Store> inner) : inner_(std::move(inner)) {}
@@ -70,14 +70,14 @@ int PortOf(int rank, Store& store) {
   return fields.size() == 3 ? std::stoi(fields[1]) : 0;
 }
 
-// What strangers say, besides random bytes.
+// The messages of strangers, besides random bytes.
 std::vector<std::string> CraftedMessages(Store& store) {
   const std::string token = store.Get("t/mesh/token", Clock::now() + seconds(60)).value_or("");
   const std::string digest = HmacSha256(kPrefix, kDigest);
   const Identity rank0{0, kWorld, GroupKey("", token), digest};
   const Identity rank2{2, kWorld, GroupKey("", token), digest};
   const Identity wrong{2, kWorld, GroupKey("", "another token"), digest};
-  // A whole handshake, as it was recorded of a connection between rank 2 and rank 0.
+  // A whole handshake, as recorded from a connection between rank 2 and rank 0.
   Challenge caller = Challenge::AsClient(rank2, 0), door = Challenge::AsServer(rank0);
   const std::string hello = caller.hello();
   std::string reply, proof, admission;
@@ -118,8 +118,8 @@ std::vector<std::string> CraftedMessages(Store& store) {
           Challenge::AsClient(rank0, 0).hello()};
 }
 
-// Come, say their messages, and go: at once, or when three hundred others have come after them,
-// politely or by a reset. Not thread-safe.
+// Strangers that connect, send their messages and leave: at once or after three hundred others have
+// come, by an orderly close or a reset. Not thread-safe.
 class Strangers {
  public:
   Strangers(std::vector<int> ports, std::vector<std::string> messages, unsigned seed)
@@ -175,7 +175,7 @@ GlooOptions Rank(int rank, std::shared_ptr<Store> store) {
           .prefix = kPrefix,
           .interface = "",
           .rendezvous_host = "",
-          .deadline = Clock::now() + std::chrono::minutes(10),  // all strangers come before that
+          .deadline = Clock::now() + std::chrono::minutes(10),  // after all strangers
           .key_file = "",
           .digest = kDigest};
 }
@@ -213,9 +213,9 @@ void ConnectAmong(int count) {
     ranks.emplace_back([&, rank] { transports[rank] = ConnectGloo(Rank(rank, store)); });
   }
   Strangers strangers({PortOf(0, *store), PortOf(1, *store)}, CraftedMessages(*store), seed);
-  strangers.Visit(100);  // the last rank is not there at all
+  strangers.Visit(100);  // the last rank has not started
   ranks.emplace_back([&] { transports[kWorld - 1] = ConnectGloo(Rank(kWorld - 1, gate)); });
-  while (strangers.came() < count) strangers.Visit(2);  // the others wait for it
+  while (strangers.came() < count) strangers.Visit(2);  // the other ranks wait for it
   std::atomic<bool> connected{false};
   std::thread going_on([&] {
     while (!connected) strangers.Visit(2);

@@ -1,5 +1,5 @@
-// Ranks that are lost between telling their address and greeting over UCX. Shared memory says of
-// nobody that nobody reads it any more. Built where UCX's headers are.
+// Ranks that are lost between sending their address and greeting over UCX. Shared memory does not
+// report that its reader is gone. Built only where UCX's headers are installed.
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -29,8 +29,8 @@ class UcxGreeting : public testing::Test {
   }
 };
 
-// What rank 2 of four says that connects with rank 3, a node of their own, while that one does no
-// more than `theirs`: it has the address of a worker that lives until the end.
+// Returns the result of rank 2 of four, which connects with rank 3; the two are a node. Rank 3 only
+// runs `theirs`, which gets the address of a worker that lives until the end.
 absl::Status ConnectWith(
     Clock::duration patience,
     const std::function<void(Transport&, const TellAddress&, const std::string&)>& theirs) {

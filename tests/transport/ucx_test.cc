@@ -1,5 +1,5 @@
-// The data plane of UCX between processes: lost and stopped peers, strangers, idle ranks, what it
-// does to the process that loads it, and how ranks agree on it.
+// The data plane of UCX between processes: lost and stopped peers, strangers, idle ranks, its
+// effects on the process that loads it, and how ranks agree on it.
 #include "transport/ucx/ucx.h"
 
 #include <gtest/gtest.h>
@@ -54,7 +54,7 @@ TEST_F(UcxProcesses, AStoppedPeerIsATimeoutThatNamesIt) {
   ExpectFailureAfter(SIGSTOP, kShort, absl::StatusCode::kDeadlineExceeded);
 }
 
-// Seconds of processor time that this process has used.
+// Returns the seconds of CPU time that this process has used.
 double ProcessorTime() {
   timespec used{};
   clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &used);
@@ -67,8 +67,8 @@ class UcxPlanes : public testing::Test {
     if (const absl::Status here = UcxIsHere(); !here.ok()) GTEST_SKIP() << here;
   }
 };
-// Ranks that wait for a late peer, whose blocks fill all room on the way, leave the processor to
-// others. The bound is a tenth of what a thread that polls would take.
+// Ranks that wait for a late peer, to which no more can be sent, use almost no CPU time. The bound
+// is a tenth of a polling thread's time.
 TEST_F(UcxPlanes, WaitingTakesNoProcessorTime) {
   constexpr size_t kBytes = 16 << 20;
   std::vector<std::unique_ptr<DataPlane>> planes = ConnectUcxPlanes(2);
@@ -78,7 +78,7 @@ TEST_F(UcxPlanes, WaitingTakesNoProcessorTime) {
                                std::vector<MutableBytes>(2, in[rank]));
   };
   std::thread waiter([&] { EXPECT_TRUE(start(0)->Wait(Clock::now() + seconds(60)).ok()); });
-  // It sends what there is room for first, which takes long on a busy machine.
+  // The rank first sends as much as there is room for, which takes long on a busy machine.
   double used = 1.0;
   for (int second = 0; second < 20 && used > 0.1; ++second) {
     const double before = ProcessorTime();
@@ -90,9 +90,9 @@ TEST_F(UcxPlanes, WaitingTakesNoProcessorTime) {
   waiter.join();
 }
 
-// A rank that gave up may use its blocks for something else: nothing is written there any more,
-// although the peer sends what was expected. What it could not send itself, because the peer took
-// nothing, is no obstacle to its end.
+// A rank that gave up may reuse its blocks: nothing is written to them, although the peer sends
+// what was expected. Blocks that this rank could not send, because the peer took none, do not delay
+// its end.
 TEST_F(UcxPlanes, BlocksAreTheCallersAfterAFailure) {
   constexpr size_t kBytes = 16 << 20;
   std::vector<std::unique_ptr<DataPlane>> planes = ConnectUcxPlanes(2);
@@ -113,7 +113,7 @@ TEST_F(UcxPlanes, OpenNoPort) {
   EXPECT_EQ(ListeningSockets().size(), before);
 }
 
-// UCX has a handler of SIGHUP for its debugging. Sanitizers have handlers of crashes.
+// UCX has a debugging handler for SIGHUP, and sanitizers have handlers for crashes.
 TEST(Ucx, LeavesTheHandlersOfSignalsAlone) {
   if (const absl::Status here = UcxIsHere(); !here.ok()) GTEST_SKIP() << here;
   struct sigaction now {};
@@ -121,7 +121,7 @@ TEST(Ucx, LeavesTheHandlersOfSignalsAlone) {
   EXPECT_EQ(now.sa_handler, SIG_DFL);
 }
 
-// The answers of three ranks to ChooseDataPlane; rank 2 looks for `library`.
+// Returns the results of ChooseDataPlane on three ranks; rank 2 loads `library`.
 std::vector<absl::StatusOr<std::string>> Choose(TransportKind kind, const std::string& library) {
   std::vector<Transport> transports = MakeInProcessTransports(3);
   std::vector<std::future<absl::StatusOr<std::string>>> ranks;

@@ -1,5 +1,5 @@
-// ZmqMessagePlane beyond the contract: strangers, members that break the rules, processes that are
-// killed or stopped.
+// ZmqMessagePlane beyond the contract: strangers, members that break the protocol, processes that
+// are killed or stopped.
 #include <arpa/inet.h>
 #include <gtest/gtest.h>
 #include <poll.h>
@@ -36,7 +36,7 @@ constexpr int kServer = 0;
 
 GroupKey TestKey() { return GroupKey("", "a token of tests"); }
 
-// A server, and a worker that has met it.
+// A server, and a worker that is connected to it.
 class ZmqMessages : public testing::Test {
  protected:
   void Start(const MessageLimits& limits = {}) {
@@ -47,7 +47,7 @@ class ZmqMessages : public testing::Test {
     ExpectJoined(*server_, 1);
     ExpectJoined(*worker_, kServer);
   }
-  // There and back, and nothing else comes on either side.
+  // Sends a message in each direction, and expects no other event on either side.
   void ExpectUnmoved() {
     ASSERT_TRUE(worker_->Send(kServer, 0, "question", std::vector<uint8_t>(1000, 1)).ok());
     EXPECT_EQ(NextMessage(*server_).head, "question");
@@ -80,7 +80,7 @@ Descriptor Visit(int port) {
   return socket;
 }
 
-// The beginning of ZMTP 3.1 with CURVE, as a client says it.
+// The beginning of ZMTP 3.1 with CURVE, as a client sends it.
 std::string ZmtpGreeting() {
   std::string greeting(64, '\0');
   greeting[0] = '\xff';
@@ -122,7 +122,7 @@ TEST_P(Strangers, WhoSayNothingOrGarbageChangeNothing) {
   ExpectUnmoved();
 }
 
-// Calls the server with keys of somebody else's making, and waits until each has failed.
+// Calls the server with foreign keys, and waits until each call has failed.
 void CallWith(const ZmqKeys& keys, int port, int count) {
   const auto zmq = *LoadZmq("");
   const auto context = *ZmqContext::Make(zmq, 1);
@@ -161,7 +161,7 @@ TEST_F(ZmqMessages, WrongKeysInBulkChangeNothing) {
   const auto zmq = *LoadZmq("");
   const ZmqKeys ours = *ZmqKeys::Derive(*zmq, TestKey());
   const ZmqKeys theirs = *ZmqKeys::Derive(*zmq, GroupKey("", "another token"));
-  ZmqKeys mixed = theirs;  // knows the server's public key, which no stranger does
+  ZmqKeys mixed = theirs;  // with the server's public key, which no stranger has
   mixed.server_public = ours.server_public;
   std::thread wrong([&] { CallWith(theirs, port(), 400); });
   std::thread half([&] { CallWith(mixed, port(), 400); });
@@ -192,7 +192,7 @@ TEST_F(ZmqMessages, AMemberWithOtherSettingsIsRefusedWithTheDifference) {
   EXPECT_NE(refused.message().find("12345"), absl::string_view::npos) << refused;
   options = members_->Options(2, {});
   options.listens = false;
-  options.calls[3] = absl::StrCat("127.0.0.1:", port());  // where rank 0 is
+  options.calls[3] = absl::StrCat("127.0.0.1:", port());  // rank 0's address
   plane = *StartZmqMessages(options);
   refused = ExpectLost(*plane, 3);
   EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
@@ -266,7 +266,7 @@ class RawMember {
     std::ranges::copy(text, frame.bytes().begin());
     socket_.Send(frame, false);
   }
-  // The next frame that is not a sign of life; empty at the deadline.
+  // Returns the next frame other than kAlive; empty at the deadline.
   std::string Hear(Deadline deadline = Soon()) {
     while (Clock::now() < deadline) {
       ZmqPollItem item{.socket = socket_.get(), .events = kZmqPollIn};
@@ -322,7 +322,7 @@ TEST_F(ZmqMessages, AMessageThatIsMissingOrTooLargeEndsTheConnection) {
               FrameKind::kWelcome);
     ExpectJoined(*server_, 2);
     for (const std::string& frame : bad.frames) member.Say(frame);
-    EXPECT_EQ(member.Hear(), PlainFrame(FrameKind::kReset));  // meanwhile nothing is taken
+    EXPECT_EQ(member.Hear(), PlainFrame(FrameKind::kReset));  // the server takes nothing before
     const absl::Status lost = ExpectLost(*server_, 2);
     EXPECT_EQ(lost.code(), absl::StatusCode::kDataLoss);
     EXPECT_NE(lost.message().find(bad.what), absl::string_view::npos) << lost;
@@ -357,7 +357,7 @@ TEST_F(ZmqMessages, RandomFramesOfMembersEndOnlyTheirOwnConnections) {
     member->Say(frame);
   }
   member.reset();
-  // The worker is there as before; whatever became of rank 2.
+  // The worker is still connected, whatever has happened to rank 2.
   ASSERT_TRUE(worker_->Send(kServer, 100, "question", {}).ok());
   for (;;) {
     auto event = server_->Receive(Soon());
@@ -370,8 +370,8 @@ TEST_F(ZmqMessages, RandomFramesOfMembersEndOnlyTheirOwnConnections) {
   }
 }
 
-// A peer in a process of its own: it answers, and a worker sends without end. Of a peer that it has
-// lost and finds again it says why.
+// A peer in its own process. It answers messages, and as a worker sends without end. To a peer that
+// it lost and found again it sends the reason of the loss.
 class Process {
  public:
   explicit Process(const ZmqOptions& options, rlim_t descriptors = 0) : pid_(fork()) {
@@ -413,7 +413,7 @@ void TakeSome(MessagePlane& plane) {
   for (int i = 0; i < 5; ++i) EXPECT_EQ(NextMessage(plane).body.size(), 100000u);
 }
 
-// For peers that are lost by the end of their connections, which nothing then waits for.
+// For peers that are lost by the end of their connections, so that nothing waits for this timeout.
 constexpr seconds kLong{60};
 
 // Forks before this process has threads.
@@ -431,7 +431,7 @@ TEST(ZmqProcesses, AKilledPeerIsLostWithoutItsTimeout) {
 }
 
 TEST(ZmqProcesses, AStoppedPeerIsLostAtItsDeadlineAndJoinsAgainWhenItGoesOn) {
-  // Long enough for a machine that stands still, and much shorter than the usual one of 10 s.
+  // Long enough for an overloaded machine, and much shorter than the default of 10 s.
   constexpr milliseconds kTimeout{2000};
   ZmqMembers members({.timeout = kTimeout});
   const Process worker(members.Options(1, {kServer}));
@@ -452,7 +452,7 @@ TEST(ZmqProcesses, AStoppedPeerIsLostAtItsDeadlineAndJoinsAgainWhenItGoesOn) {
 
 TEST(ZmqProcesses, AKilledServerIsFoundAgainAtItsPort) {
   ZmqMembers members({.timeout = kLong});
-  // Rank 0 only listens; it is a worker to nobody.
+  // Rank 0 only listens; it calls nobody.
   auto first = std::make_unique<Process>(members.Options(kServer, {}));
   const auto worker = members.Join(1, {kServer});
   ExpectJoined(*worker, kServer);
@@ -464,7 +464,7 @@ TEST(ZmqProcesses, AKilledServerIsFoundAgainAtItsPort) {
   ExpectJoined(*second, 1);
 }
 
-// As when a virtual machine moves: all members stop for longer than the timeout, and go on.
+// All members stop for longer than the timeout and continue, as when a virtual machine is moved.
 TEST(ZmqProcesses, AMachineThatPausesLosesNobody) {
   constexpr milliseconds kTimeout{2000};
   int pipes[2];
@@ -478,7 +478,7 @@ TEST(ZmqProcesses, AMachineThatPausesLosesNobody) {
     ExpectJoined(*worker, kServer);
     Deadline before = Clock::now();  // the pause may begin with the write
     bool quiet = write(pipes[1], "r", 1) == 1, paused = false;
-    // Until the pause, and then for a while after it.
+    // Runs until the pause, and for a while after it.
     for (Deadline end = Soon(); quiet && Clock::now() < end;) {
       for (MessagePlane* plane : {server.get(), worker.get()}) {
         quiet = quiet && !plane->Receive(In(milliseconds(20))).ok();
@@ -504,7 +504,7 @@ TEST(ZmqProcesses, AMachineThatPausesLosesNobody) {
   close(pipes[0]);
 }
 
-// Idle strangers take every descriptor until their handshakes time out.
+// Idle strangers use up all descriptors until their handshakes time out.
 TEST(ZmqProcesses, AServerWithoutDescriptorsKeepsItsMembersAndAdmitsNewOnesLater) {
   ZmqMembers members({});
   const Process server(members.Options(kServer, {}), 120);
@@ -523,7 +523,7 @@ TEST(ZmqProcesses, AServerWithoutDescriptorsKeepsItsMembersAndAdmitsNewOnesLater
   EXPECT_TRUE(server.lives());
 }
 
-// The peer's pause is longer than it may be, but nobody is silent: the plane's thread answers.
+// The peer's owner takes nothing for longer than the timeout, but the plane's thread answers.
 TEST_F(ZmqMessages, AnOwnerThatTakesNothingForLongIsNotLost) {
   Start({.timeout = milliseconds(2000)});
   EXPECT_EQ(server_->Receive(In(milliseconds(2500))).status().code(),

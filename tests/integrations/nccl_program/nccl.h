@@ -1,4 +1,4 @@
-/* What a program needs of nccl.h and cuda_runtime.h, in its own words: the tests have neither. */
+/* The parts of nccl.h and cuda_runtime.h that a program needs; the tests have neither header. */
 #ifndef THINWIRE_TESTS_INTEGRATIONS_NCCL_PROGRAM_NCCL_H_
 #define THINWIRE_TESTS_INTEGRATIONS_NCCL_PROGRAM_NCCL_H_
 
@@ -27,11 +27,11 @@ int ncclGroupEnd(void);
 int ncclAllReduce(const void* send, void* recv, size_t count, int type, int op, ncclComm_t comm,
                   cudaStream_t stream);
 
-/* Of the stand-in for a GPU. */
+/* Functions of the stand-in for a GPU. */
 void* standInAllocate(int device, size_t bytes);
 void standInFree(int device, void* memory);
 cudaStream_t standInStream(int device);
-/* Waits for the stream, and copies. */
+/* Copies in stream order, and waits until that is done. */
 void standInCopy(int device, void* to, const void* from, size_t bytes, cudaStream_t stream);
 
 #endif /* THINWIRE_TESTS_INTEGRATIONS_NCCL_PROGRAM_NCCL_H_ */

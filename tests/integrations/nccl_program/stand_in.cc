@@ -1,5 +1,5 @@
-// The few calls of a GPU's runtime that the program makes, on the devices of CPU threads, which are
-// those of libthinwire_host_device_plugin.so, as the shim's are.
+// The few GPU runtime calls that the program makes, on devices made of CPU threads. These are the
+// devices of libthinwire_host_device_plugin.so, which the shim uses as well.
 #include <sched.h>
 
 #include <cstddef>

@@ -1,5 +1,5 @@
-// A server that comes back from its journal: bit for bit as if it had never been away, from a cut
-// at any byte; damage and other runs are errors.
+// A server restored from its journal has the bits of one that never stopped, wherever the journal
+// is cut; damage and other runs are errors.
 #include "schedule/store_host/journal.h"
 
 #include <gtest/gtest.h>
@@ -29,7 +29,7 @@ namespace {
 using Kind = StoreHead::Kind;
 
 std::string FreshFolder(const std::string& name) {
-  static const OwnFolder own;  // gone when the process ends
+  static const OwnFolder own;  // removed when the process ends
   const std::string folder = own.File(name);
   std::filesystem::remove_all(folder);
   return folder;
@@ -48,11 +48,11 @@ void WriteFile(const std::string& path, const std::string& bytes) {
 
 constexpr int kWorkers = 3;
 
-// One incarnation of a server, with what it has answered.
+// One life of a server, with the values that it has answered.
 struct Incarnation {
   explicit Incarnation(std::unique_ptr<Journal> opened = nullptr) : journal(std::move(opened)) {}
 
-  // As Serve does.
+  // Takes an input as Serve does.
   void Take(const StoreRecord& input) {
     if (journal != nullptr) {
       const absl::Status appended = journal->Append(input);
@@ -66,7 +66,7 @@ struct Incarnation {
     ASSERT_TRUE(rotated.ok()) << rotated;
     ++rotations;
   }
-  // All that it is.
+  // Returns the server's whole state.
   std::string State() const {
     std::string all;
     EXPECT_TRUE(server.failure().ok()) << server.failure();
@@ -116,13 +116,13 @@ absl::Status ApplyAll(Journal& journal, StoreServer& server) {
   }
 }
 
-// These are the messages of three workers in a run, in one of the orders in which it may arrive:
-// two keys and a row-sparse one, calls of all workers, pushes with and without a pull, and, where
-// the others go on, a worker that is lost and comes again, one more, and one that leaves.
+// The messages of three workers in a run, in one of the orders in which they may arrive: two dense
+// keys and a row-sparse one, calls of all workers, pushes with and without a pull, and, if the mode
+// allows it, a worker that is lost and comes back, a new one, and one that leaves.
 class Traffic {
  public:
   static constexpr size_t kSizes[] = {700, 90, 480};
-  static constexpr size_t kWidth = 24;  // of the last, which is row-sparse
+  static constexpr size_t kWidth = 24;  // of the last key, which is row-sparse
 
   Traffic(const std::string& mode, const std::string& codec, const std::string& optimizer,
           uint64_t seed)
@@ -141,7 +141,7 @@ class Traffic {
     CallAll(Together::kOptimizer, optimizer);
   }
 
-  int graces = 0;  // that have ended
+  int graces = 0;  // graces that ended
 
   std::vector<StoreRecord> Run() {
     for (int round = 0; round < 4; ++round) {
@@ -158,20 +158,20 @@ class Traffic {
         for (int step = 0; step < 24; ++step) {
           Step(static_cast<int>(random_() % static_cast<uint64_t>(workers_)));
         }
-        Lose(2, absl::StatusCode::kCancelled);  // perhaps with pushes that are held
+        Lose(2, absl::StatusCode::kCancelled);  // its pushes may still be held
         for (int step = 0; step < 4; ++step) Step(0);
       }
       if (round < 3) {
         Settle();
         CallAll(Together::kBarrier, "");
-        for (int worker = 0; worker < workers_; ++worker) Pull(worker);  // as ssp has it
+        for (int worker = 0; worker < workers_; ++worker) Pull(worker);  // as ssp requires
       }
     }
     return std::move(inputs_);
   }
 
  private:
-  // The time is an input where it ends the graces of rounds.
+  // A grace that ends is an input, too.
   void EndGraces() {
     for (StoreRecord& ended : probe_.server.EndedGraces(Deadline() + std::chrono::hours(1))) {
       ++graces;
@@ -192,7 +192,7 @@ class Traffic {
          .head = "it is gone",
          .body = {}});
   }
-  // A worker takes of 50 samples; one that finds none left waits, and says that it does nothing.
+  // Takes from 50 samples. If none is left the worker waits, and declares that it computes nothing.
   void Take(int worker) {
     if (lost_.contains(worker)) return;
     const auto index = static_cast<size_t>(worker);
@@ -241,7 +241,7 @@ class Traffic {
     }
     return false;
   }
-  // Some of the rows, perhaps none.
+  // Returns some of the rows, perhaps none.
   std::vector<uint32_t> Rows() {
     std::vector<uint32_t> ids;
     for (uint32_t id = 0; id < kSizes[2] / kWidth; ++id) {
@@ -280,7 +280,7 @@ class Traffic {
           .request = ++last_request_[index]},
          RowsBody(Rows(), 0));
   }
-  // A push of all keys by a worker that waits for nothing.
+  // Pushes all keys, unless the worker still waits for an answer.
   void Step(int worker) {
     if (lost_.contains(worker) || Waits(worker)) return;
     const uint64_t number = ++pushes_[static_cast<size_t>(worker)];
@@ -318,7 +318,7 @@ class Traffic {
     }
     PullRows(worker);
   }
-  // In sync the others push as often, so that nothing waits.
+  // In sync, lets the other workers push as often, so that nothing waits.
   void Settle() {
     if (mode_ != "sync") return;
     const uint64_t most = *std::max_element(std::begin(pushes_), std::end(pushes_));
@@ -341,8 +341,8 @@ class Traffic {
   uint64_t taken_[kWorkers + 1] = {};
 };
 
-// Killed in the middle of writing any record, also again and again: each time it comes back, and
-// in the end it is what it would have been, to the last bit, and has answered the same.
+// The server is killed while it writes any record, also repeatedly, and comes back each time. In
+// the end it has the state, to the last bit, and has given the answers of a server without kills.
 TEST(JournalTest, AServerComesBackFromACutAtAnyByteToTheBit) {
   std::random_device device;
   const uint64_t seed = device();
@@ -379,13 +379,13 @@ TEST(JournalTest, AServerComesBackFromACutAtAnyByteToTheBit) {
         now.reset();
         const std::string bytes = ReadFile(path);
         std::filesystem::resize_file(path, left);
-        // Its length may be on the disk, and its bytes not.
+        // The file may have its new length on the disk, but not the new bytes.
         if (random() % 2 == 0) std::filesystem::resize_file(path, after + random() % 200);
         const bool is_whole = ReadFile(path).starts_with(bytes);
         now = std::make_unique<Incarnation>(OpenJournal(spec));
         const absl::Status back = ApplyAll(*now->journal, now->server);
         ASSERT_TRUE(back.ok()) << back;
-        // Its worker sends again what was not answered. Zeros may have made the record whole.
+        // The worker repeats a message that was not answered. Zeros may have completed the record.
         if (!is_whole) now->Take(inputs[i]);
       }
       rotations += now->rotations;
@@ -393,14 +393,14 @@ TEST(JournalTest, AServerComesBackFromACutAtAnyByteToTheBit) {
       for (const auto& [request, body] : now->values) {
         ASSERT_TRUE(body == whole.values.at(request)) << request.first << " " << request.second;
       }
-      // Messages that were taken come again, and none is applied twice. A pull begins a new
-      // gradient.
+      // Messages that were taken are repeated, and none is applied twice. Pulls are left out, since
+      // they begin a new gradient.
       for (StoreRecord input : inputs) {
         StoreHead head = StoreHead::Parse(input.head).value_or(StoreHead{.kind = Kind::kPull});
         if (input.worker == 2 || head.kind == Kind::kPull) continue;
         if (head.kind == Kind::kPushPull) {
           head.kind = Kind::kPush;
-          if (head.slice == 2) {  // the rows that it asks for come first
+          if (head.slice == 2) {  // skip the rows to pull, which come first
             const auto asked = ParseRows(input.body, Traffic::kSizes[2] / Traffic::kWidth);
             ASSERT_TRUE(asked.ok()) << asked.status();
             input.body.assign(asked->values.begin(), asked->values.end());
@@ -426,7 +426,7 @@ std::string JournalOf(const JournalSpec& spec) {
   return server.journal->path();
 }
 
-// Reads all of it.
+// Reads the whole journal.
 absl::Status Reopen(const JournalSpec& spec) {
   absl::StatusOr<std::unique_ptr<Journal>> journal = Journal::Open(spec, 0);
   if (!journal.ok()) return journal.status();
@@ -448,7 +448,7 @@ TEST(JournalTest, ADamagedRecordIsDataLossThatNamesTheFile) {
     bad[random() % bad.size()] ^= static_cast<char>(1 << random() % 8);
     WriteFile(path, bad);
     const absl::Status status = Reopen(spec);
-    // Only of the last record it can't be told from a cut.
+    // Damage can't be told from a cut only in the last record.
     if (status.ok()) {
       EXPECT_LT(std::filesystem::file_size(path), good.size());
       continue;
@@ -494,7 +494,7 @@ TEST(JournalTest, AJournalOfOtherMembersIsRefusedAndOneOfAnotherRunIsSetAside) {
   EXPECT_TRUE(absl::IsInvalidArgument(Journal::Open({.folder = "/proc/none"}, 0).status()));
 }
 
-// A limit of the file's size stands for a full disk: the last record is written in part.
+// A limit on the file's size simulates a full disk: the last record is written in part.
 TEST(JournalTest, AFullDiskIsAnErrorThatNamesTheFileAndLeavesAJournal) {
   const JournalSpec spec{.folder = FreshFolder("full")};
   const std::string path = JournalOf(spec), good = ReadFile(path);

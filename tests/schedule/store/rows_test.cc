@@ -27,7 +27,7 @@ using Ids = std::vector<int64_t>;
 
 CodecSpec Codec(std::string_view text) { return CodecSpec::Parse(text).value(); }
 
-// Room for values of a dtype, and the same as floats.
+// Memory for fp16 values, which can be read back as floats.
 struct Halves {
   explicit Halves(size_t n) : bits(n) {}
   explicit Halves(const std::vector<float>& values) : bits(values.size()) {
@@ -73,7 +73,7 @@ TEST(RowsTest, MalformedBodiesAreErrors) {
   ASSERT_TRUE(parsed.ok()) << parsed.status();
   EXPECT_EQ(parsed->ids, ids);
   EXPECT_TRUE(parsed->values.empty());
-  EXPECT_TRUE(absl::IsInvalidArgument(ParseRows(body, 5).status()));  // row 5 is beyond
+  EXPECT_TRUE(absl::IsInvalidArgument(ParseRows(body, 5).status()));  // row 5 is out of range
   for (size_t size = 0; size < body.size(); ++size) {
     EXPECT_TRUE(absl::IsInvalidArgument(ParseRows(Bytes(body).first(size), 6).status())) << size;
   }
@@ -85,7 +85,7 @@ TEST(RowsTest, MalformedBodiesAreErrors) {
   for (const std::vector<uint32_t>& wrong : {std::vector<uint32_t>{4, 1}, {3, 3}, {0, ~0u}}) {
     EXPECT_TRUE(absl::IsInvalidArgument(ParseRows(RowsBody(wrong, 0), 6).status()));
   }
-  // A push has the values of its rows, and no more.
+  // A push must contain the values of its rows and nothing more.
   const size_t bytes = EncodedBytes(Codec("fp32"), 3 * 4);
   EXPECT_TRUE(CheckRowPush(Codec("fp32"), RowsBody(ids, bytes), 6 * 4, 4).ok());
   for (const size_t wrong : {size_t{0}, bytes - 16, bytes + 16}) {
@@ -107,13 +107,13 @@ TEST(RowsTest, SlicesHoldWholeRows) {
   EXPECT_EQ(at, rows * width);
   EXPECT_GE(*std::min_element(layout.loads().begin(), layout.loads().end()), rows * width / 4);
   EXPECT_TRUE(absl::IsInvalidArgument(layout.Add(std::vector<StoreKey>{{"b", 10, 3}})));
-  // A row that is longer than a slice is one.
+  // A row larger than a slice is a slice of its own.
   ASSERT_TRUE(layout.Add(std::vector<StoreKey>{{"long", 300000, 100000}}).ok());
   EXPECT_EQ(layout.SlicesOf(1).end - layout.SlicesOf(1).begin, 3u);
 }
 
-// Rows that are touched get the bits that the optimizer gives them alone; others, and their slots,
-// stay, with every optimizer.
+// With every optimizer, touched rows get the bits that the optimizer gives them alone. Other rows
+// and their slots do not change.
 TEST(RowsTest, AnUpdateLeavesOtherRowsAndTheirSlots) {
   const size_t rows = 20, width = 6;
   for (const char* const text :
@@ -154,7 +154,7 @@ TEST(RowsTest, AnUpdateLeavesOtherRowsAndTheirSlots) {
   }
 }
 
-// One worker's table, which it pushes rows of and pulls rows from, in fp32 or fp16.
+// One worker's table in fp32 or fp16, of which it pushes and pulls rows.
 struct Table {
   Table(StoreWorker& worker, std::string name, size_t count, size_t row, bool halves)
       : kv(worker), key(std::move(name)), rows(count), width(row), is_half(halves) {}
@@ -163,7 +163,7 @@ struct Table {
     std::vector<float> values(rows * width, value);
     return kv.Init(std::vector<StoreWorker::Value>{{key, View(values), width}});
   }
-  // value for all elements of each of the rows
+  // Pushes rows whose elements are all `value`.
   absl::Status Push(const Ids& ids, float value) {
     std::vector<float> values(ids.size() * width, value);
     Halves halves(values);
@@ -214,7 +214,7 @@ void CheckRowSparseKeys(Table table, int workers, int repeats) {
   }
 }
 
-// check_row_sparse_keys_with_zeros: pushes of no rows, pulls of all rows and of none.
+// check_row_sparse_keys_with_zeros: pushes no rows, and pulls all rows and no rows.
 void CheckRowSparseKeysWithZeros(Table small, Table big, int repeats) {
   for (int i = 0; i < repeats; ++i) {
     for (Table* const table : {&small, &big}) {
@@ -228,7 +228,7 @@ void CheckRowSparseKeysWithZeros(Table small, Table big, int repeats) {
   }
 }
 
-// check_big_row_sparse_keys: of 0.3 of the rows, worker r pushes each 2 * (r + 1)-th.
+// check_big_row_sparse_keys: worker r pushes every 2 * (r + 1)-th of 30 % of the rows.
 void CheckBigRowSparseKeys(Table table, int workers, int repeats) {
   std::mt19937_64 common(123), random(static_cast<uint64_t>(table.kv.rank()));
   Ids indices;
@@ -254,9 +254,9 @@ void CheckBigRowSparseKeys(Table table, int workers, int repeats) {
   }
 }
 
-// The checks of row_sparse that MXNet publishes for dist_sync (tests/nightly/dist_sync_kvstore.py),
-// with its optimizer that adds rate 2 times the sum; all values are exact. Big rows have a tenth of
-// its elements here, and all of them in test_row_sparse.py.
+// MXNet's published checks of row_sparse for dist_sync (tests/nightly/dist_sync_kvstore.py), with
+// its optimizer that adds rate 2 times the sum; all values are exact. Big tables have a tenth of
+// MXNet's elements here, and all of them in test_row_sparse.py.
 TEST(StoreRowsTest, HoldsMxnetsChecksOfRowSparse) {
   for (const int workers : {2, 4, 7}) {
     for (const int servers : {1, 2, 3}) {
@@ -281,8 +281,8 @@ TEST(StoreRowsTest, HoldsMxnetsChecksOfRowSparse) {
   }
 }
 
-// A table's rows as a dense value would have them: without an optimizer a pull is the sum of the
-// step's pushes, in rank order, and zero where nobody pushed. Rows that are named twice are summed.
+// A table's rows have the bits of a dense value. Without an optimizer a pull is the sum of the
+// step's pushes in rank order, or zero for rows without a push. Rows named twice are summed.
 TEST(StoreRowsTest, SumsHaveTheBitsOfDenseOnes) {
   const size_t rows = 700, width = 33;
   for (const int workers : {2, 3}) {
@@ -312,7 +312,7 @@ TEST(StoreRowsTest, SumsHaveTheBitsOfDenseOnes) {
   }
 }
 
-// Whatever arrives first: all workers and all runs have the same bits, also where rows are encoded.
+// Whatever arrives first, all workers and all runs have the same bits, also if rows are encoded.
 TEST(StoreRowsTest, StepsInAnyOrderHaveOneDigest) {
   for (const char* const codec : {"fp32", "int8:down=fp32"}) {
     std::set<uint64_t> digests;
@@ -359,7 +359,7 @@ TEST(StoreRowsTest, StepsInAnyOrderHaveOneDigest) {
   }
 }
 
-// Each row of each push counts once, as it comes.
+// Each row of each push counts once, as soon as it arrives.
 TEST(StoreRowsTest, RowsAreAppliedOnceInAsyncAndSsp) {
   for (const char* const mode : {"async", "ssp:staleness=2"}) {
     StoreRanks store{.workers = 3, .servers = 2, .mode = mode};
@@ -385,8 +385,8 @@ TEST(StoreRowsTest, RowsAreAppliedOnceInAsyncAndSsp) {
   }
 }
 
-// The rows that are pulled need not be those that are pushed. What comes is what a push and then a
-// pull bring, for a head less in each slice.
+// The rows pulled may differ from those pushed. The result is that of a push followed by a pull,
+// with one head less per slice.
 TEST(StoreRowsTest, APushAndAPullAreOneMessage) {
   const size_t rows = 3000, width = 40;
   for (const char* const mode : {"sync", "async", "ssp:staleness=2"}) {
@@ -439,7 +439,7 @@ TEST(StoreRowsTest, APulledRowHasTheStepOfAllWorkers) {
   });
 }
 
-// Up and down, bytes are those of the rows and not of the value.
+// In both directions the bytes are those of the rows, not of the whole value.
 TEST(StoreRowsTest, OnlyRowsTravel) {
   const size_t rows = 20000, width = 64, touched = 500;
   for (const char* const codec : {"fp32", "bf16", "int8"}) {
@@ -457,7 +457,7 @@ TEST(StoreRowsTest, OnlyRowsTravel) {
       up = kv->bytes_sent() - before;
     });
     const size_t slices = rows * width / (StoreLayout::kRowSlice * 4096) + 1;
-    // Values up, ids up twice, and heads; blocks of 256 elements end with their slice.
+    // Up: values once, ids twice, and heads. Blocks of 256 elements end with their slice.
     const size_t formula = EncodedBytes(RowCodec(Codec(codec)), touched * width) + 8 * touched;
     EXPECT_GE(up, formula) << codec;
     EXPECT_LE(up, formula + slices * 200) << codec;
@@ -466,7 +466,7 @@ TEST(StoreRowsTest, OnlyRowsTravel) {
   }
 }
 
-// int8 rounds up or down at random, so that what it loses does not add up.
+// int8 rounds up or down at random, so that its errors do not add up.
 TEST(StoreRowsTest, Int8RowsAreRoundedWithoutBias) {
   const size_t width = 256, pushes = 400;
   StoreRanks store{.workers = 1, .codec = "int8:down=fp32"};
@@ -525,7 +525,7 @@ TEST(StoreRowsTest, WrongCallsAreRefusedBeforeAnythingIsSent) {
   });
 }
 
-// A server whose answers are wrong: too short, too long, or not of rows.
+// Wrong answers of a server: too short, too long, or not of rows.
 TEST(StoreRowsTest, MalformedAnswersAreErrors) {
   using Change = std::function<void(StoreHead&, std::vector<uint8_t>&)>;
   const Change changes[] = {[](StoreHead&, auto& body) { body.resize(body.size() - 16); },
@@ -575,7 +575,7 @@ TEST(StoreRowsTest, WorkersThatDisagreeAboutRowsAreToldBothSides) {
   });
 }
 
-// On another number of servers too.
+// A loaded table continues to the bit, also on another number of servers.
 TEST(StoreRowsTest, ALoadedTableGoesOnToTheBit) {
   const std::string path = testing::TempDir() + "/rows_state";
   const size_t rows = 5000, width = 32;

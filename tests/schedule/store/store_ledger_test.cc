@@ -1,5 +1,5 @@
 // The order of the store, without threads and sockets: when a push is applied and a pull answered,
-// in every mode, and who gets which samples.
+// in every mode, and which worker gets which samples.
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -62,7 +62,7 @@ TEST(LedgerTest, SyncAppliesAStepInRankOrderWhenAllArePresent) {
   ASSERT_TRUE(ledger.OnPush(2, 1).ok());
   ledger.OnPull(2, 1, 20);
   ASSERT_TRUE(ledger.OnPush(0, 1).ok());
-  ASSERT_TRUE(ledger.OnPush(0, 2).ok());  // the next step's
+  ASSERT_TRUE(ledger.OnPush(0, 2).ok());  // of the next step
   EXPECT_TRUE(DrainAll(ledger).empty());
   EXPECT_EQ(ledger.WaitsFor(), std::vector<int>{1});
   ASSERT_TRUE(ledger.OnPush(1, 1).ok());
@@ -110,10 +110,10 @@ TEST(LedgerTest, SspRefusesASecondPushWithoutAPull) {
   EXPECT_TRUE(absl::IsFailedPrecondition(ledger.OnPush(0, 2)));
 }
 
-// A worker computes, pushes, pulls when its push is applied, and so on, at a speed of its own; some
-// are killed or leave, and some come, under a new number or one that was there before. Whatever the
-// schedule: no gradient is older than staleness * workers updates when it is applied, all pushes of
-// those who are not killed are applied, and nothing waits for ever.
+// Workers compute, push, and pull once their push is applied, each at its own speed. Some are
+// killed or leave, and some join, under new numbers or former ones. In every schedule a gradient is
+// at most staleness * workers updates old when it is applied, all pushes of workers that are not
+// killed are applied, and nothing waits forever.
 TEST(LedgerTest, NoSspScheduleMakesAGradientTooOldOrStandsStill) {
   struct Worker {
     enum { kAway, kComes, kComputes, kWaits, kLeaves } state = kComputes;
@@ -138,7 +138,7 @@ TEST(LedgerTest, NoSspScheduleMakesAGradientTooOldOrStandsStill) {
             workers[i].state == Worker::kComputes || workers[i].state == Worker::kComes;
         if (can) able.insert(able.end(), workers[i].speed, static_cast<int>(i));
       }
-      // Held pushes wait for somebody who computes.
+      // Held pushes need a worker that computes.
       ASSERT_FALSE(able.empty()) << "seed " << seed << " turn " << turn << ": stands still";
       const int index = able[random() % able.size()];
       Worker& worker = workers[index];
@@ -152,7 +152,7 @@ TEST(LedgerTest, NoSspScheduleMakesAGradientTooOldOrStandsStill) {
       } else if (what == 1 && others > 1) {
         ledger.Leave(index);
         worker.state = Worker::kAway;
-      } else if (what == 2) {  // whoever waits for its push closes its store
+      } else if (what == 2) {  // a worker that waits for its push closes its store
         for (size_t i = 0; i < workers.size(); ++i) {
           if (workers[i].state != Worker::kWaits) continue;
           ledger.Leave(static_cast<int>(i));
@@ -209,7 +209,7 @@ TEST(LedgerTest, APushOfAWorkerThatLeavesCounts) {
   for (const char* const mode : {"sync", "ssp:staleness=1"}) {
     Ledger ledger(Mode(mode), 2);
     uint64_t number = 0;
-    for (; number < 2; ++number) {  // in ssp the second one is held, in sync all are
+    for (; number < 2; ++number) {  // ssp holds the second push, sync holds both
       ASSERT_TRUE(ledger.OnPush(0, number + 1).ok());
       ledger.OnPull(0, number + 1, number + 1);
       DrainAll(ledger);
@@ -228,12 +228,12 @@ TEST(LedgerTest, APushOfAWorkerThatLeavesCounts) {
   }
 }
 
-// Others go on while two are in a call that one of them makes late; nobody's deadline is missed.
+// The others go on while two workers are in a call; no deadline is missed when these return late.
 TEST(LedgerTest, AWorkerThatDidNotTakePartInACallRunsOn) {
   Ledger ledger(Mode("ssp:staleness=1"), 2);
   ledger.Add(2);
   ledger.OnPull(2, 0, 1);
-  ASSERT_EQ(DrainAll(ledger).size(), 1u);  // may be 3 updates old
+  ASSERT_EQ(DrainAll(ledger).size(), 1u);  // its gradient may be 3 updates old
   ledger.Pause(0);
   ledger.Pause(1);
   for (uint64_t number = 1; number <= 2; ++number) {
@@ -242,7 +242,7 @@ TEST(LedgerTest, AWorkerThatDidNotTakePartInACallRunsOn) {
     ASSERT_EQ(DrainAll(ledger).size(), 2u);
   }
   ledger.Resume(std::vector<int>{
-      0, 1});  // at version 2: of two that may be applied at 2 at the latest, one can be
+      0, 1});  // at version 2 both are due by version 2, so only one can be applied
   ASSERT_TRUE(ledger.OnPush(0, 1).ok());
   EXPECT_EQ(DrainAll(ledger).size(), 1u);
   EXPECT_TRUE(absl::IsFailedPrecondition(ledger.OnPush(1, 1)));
@@ -291,13 +291,13 @@ TEST(LedgerTest, NobodyWaitsForAWorkerWhosePullIsAnsweredInABarrier) {
   }
 }
 
-// Each worker pushes what it computed of its last pull, and pulls.
+// Each worker pushes the gradient of its last pull, and then pulls.
 class QuorumTest : public testing::Test {
  protected:
   Ledger ledger_{Mode("sync:quorum=2,grace=1"), 3};
   uint64_t numbers_[4] = {};
 
-  // Returns the steps that the ledger takes then.
+  // Returns the steps that the ledger then takes.
   std::vector<Ledger::Step> Push(int worker) {
     const uint64_t number = ++numbers_[worker];
     const absl::Status pushed = ledger_.OnPush(worker, number);
@@ -313,7 +313,7 @@ TEST_F(QuorumTest, ARoundWithAllPushesNeedsNoGrace) {
   EXPECT_EQ(ledger_.WaitsFor(), (std::vector<int>{0, 1}));
   EXPECT_TRUE(Push(0).empty());
   EXPECT_TRUE(ledger_.HasQuorum());
-  EXPECT_TRUE(ledger_.WaitsFor().empty());  // the grace ends
+  EXPECT_TRUE(ledger_.WaitsFor().empty());  // only the grace's end is awaited
   const auto steps = Push(1);
   ASSERT_EQ(steps.size(), 4u);
   EXPECT_EQ(steps[0].pushes, (std::vector<Ledger::Step::Push>{{0, 1}, {1, 1}, {2, 1}}));
@@ -332,13 +332,13 @@ TEST_F(QuorumTest, TheEndOfTheGraceCountsWithAQuorumOnly) {
   EXPECT_EQ(steps[0].pushes, (std::vector<Ledger::Step::Push>{{0, 1}, {1, 1}}));
 }
 
-// Its worker has the values of the round that went on without it at once, and is in time again.
+// The late worker gets the values of the round without it at once, and is in time again.
 TEST_F(QuorumTest, ALatePushGoesWithTheNextRoundAndDoesNotCountForIt) {
   Push(0);
   Push(1);
   ledger_.EndGrace();
   DrainAll(ledger_);
-  auto steps = Push(2);  // computed of version 0, at version 1
+  auto steps = Push(2);  // of version 0, at version 1
   ASSERT_EQ(steps.size(), 1u);
   EXPECT_TRUE(steps[0].pushes.empty());
   EXPECT_EQ(steps[0].worker, 2);
@@ -366,7 +366,7 @@ TEST_F(QuorumTest, NobodyWaitsForWorkersThatComputeNothing) {
   EXPECT_EQ(Push(2).size(), 3u);
 }
 
-// A server that is restored hears of a loss again, also for slices that have applied all before.
+// A restored server gets a loss again, also for slices that had already applied everything.
 TEST_F(QuorumTest, LeavingAgainChangesNothing) {
   const auto saved = [this] {
     ByteWriter out;
@@ -390,10 +390,10 @@ TEST_F(QuorumTest, APushNeedsAPullSinceTheLastOne) {
   EXPECT_TRUE(absl::IsAlreadyExists(ledger_.OnPush(0, 1)));
 }
 
-// Workers of any speed push and pull; some are lost, leave or join; the grace ends at any time; the
-// ledger is saved and restored on the way. Whatever the schedule: a round that is applied has a
-// quorum, or nobody computes; it has all pushes that have come since the last one, so every push of
-// a worker that is not lost is applied once; only workers whose push is of the round wait.
+// Workers of any speed push and pull. Some are lost, leave or join; the grace ends at any time; the
+// ledger is saved and restored in between. In every schedule an applied round has a quorum, unless
+// no worker computes. It has all pushes that came since the last round, so every push of a worker
+// that is not lost is applied once. Only workers whose push is of the current round wait.
 TEST(LedgerTest, NoScheduleOfRoundsLosesAPushOrStandsStill) {
   struct Worker {
     enum { kAway, kComes, kComputes, kWaits } state = kComputes;
@@ -408,8 +408,8 @@ TEST(LedgerTest, NoScheduleOfRoundsLosesAPushOrStandsStill) {
     std::vector<Worker> workers(n);
     for (Worker& worker : workers) worker.speed = 1 + random() % 20;
     uint64_t version = 0;
-    std::map<std::pair<int, uint64_t>, uint64_t> arrived;  // held pushes: the version at arrival
-    std::vector<Push> order;                               // and in the order of arrival
+    std::map<std::pair<int, uint64_t>, uint64_t> arrived;  // held pushes: version at arrival
+    std::vector<Push> order;                               // in the order of arrival
     bool is_grace_over = false;
     const auto drain = [&] {
       const auto waiting = [&](const Worker& worker) { return worker.state == Worker::kWaits; };
@@ -483,7 +483,7 @@ TEST(LedgerTest, NoScheduleOfRoundsLosesAPushOrStandsStill) {
           if (workers[i].state != Worker::kWaits) continue;
           ledger->OnPull(static_cast<int>(i), workers[i].pushed, workers[i].pushed);
         }
-        for (size_t i = 0; i < workers.size(); ++i) {  // that have left with pushes that are held
+        for (size_t i = 0; i < workers.size(); ++i) {  // those that left with held pushes
           const bool held = std::ranges::any_of(
               order, [&](const Push& push) { return push.worker == static_cast<int>(i); });
           if (workers[i].state == Worker::kAway && held) ledger->Leave(static_cast<int>(i));
@@ -519,7 +519,7 @@ TEST(WorkQueueTest, ParsesWhatItPrintsAndRefusesTheRest) {
 }
 
 // Workers ask, apply and are lost in any order; the queue may be saved and restored. Each sample is
-// applied at least once, and exactly once where nobody was lost.
+// applied at least once, and exactly once if no worker is lost.
 TEST(WorkQueueTest, EachSampleIsAppliedAndOnceWithoutLosses) {
   int repeated = 0;
   for (uint64_t seed = 0; seed < 500; ++seed) {
@@ -569,7 +569,7 @@ TEST(WorkQueueTest, EachSampleIsAppliedAndOnceWithoutLosses) {
       ASSERT_TRUE(losses || times == 1) << "seed " << seed;
     }
   }
-  EXPECT_EQ(repeated, 0);  // all say what they have applied before they are lost
+  EXPECT_EQ(repeated, 0);  // all report what they applied before they are lost
 }
 
 }  // namespace

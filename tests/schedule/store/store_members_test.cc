@@ -1,5 +1,5 @@
-// Members of the store that are slow, lost, killed, late or come back, and the work that they
-// share.
+// Members of the store that are slow, lost, killed or late, or that come back, and the work that
+// they share.
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/wait.h>
@@ -26,12 +26,12 @@ namespace {
 
 TEST(StoreTest, ALostWorkerIsAnErrorOnAllInSync) {
   StoreRanks store{.workers = 3, .servers = 2};
-  store.timeout = std::chrono::seconds(60);  // which nothing here waits for
+  store.timeout = std::chrono::seconds(60);  // longer than anything here takes
   store.Run([&](std::unique_ptr<StoreWorker>& kv) {
     std::vector<float> w(10000), g(10000);
     const absl::Status set_up = kv->Init(std::vector<StoreWorker::Value>{{"w", View(w)}});
     if (kv->rank() == 1) return;
-    if (!set_up.ok()) {  // one server's failure came before the other's answer
+    if (!set_up.ok()) {  // one server failed before the other answered
       EXPECT_TRUE(absl::IsUnavailable(set_up)) << set_up;
       EXPECT_NE(set_up.message().find("worker 1"), std::string::npos) << set_up;
       return;
@@ -47,7 +47,7 @@ TEST(StoreTest, ALostWorkerIsAnErrorOnAllInSync) {
   EXPECT_TRUE(absl::IsUnavailable(store.served[0])) << store.served[0];
 }
 
-// A killed worker drops its plane without a word, half-way through a step.
+// A killed worker drops its plane without a goodbye, half-way through a step.
 TEST(StoreTest, AKilledWorkerEndsSyncAndIsLeftBehindInAsync) {
   for (const char* const mode :
        {"sync", "async", "ssp:staleness=1", "sync:quorum=2,grace=0.01", "sync:quorum=3,grace=9"}) {
@@ -61,7 +61,7 @@ TEST(StoreTest, AKilledWorkerEndsSyncAndIsLeftBehindInAsync) {
       ASSERT_TRUE(kv->SetOptimizer("add:lr=1").ok());
       if (met->Block()) delete met;
       if (kv->rank() == 2) {
-        // A member of the same rank takes its place and dies: peers lose both without a goodbye.
+        // A member of the same rank replaces it and dies: peers lose both without a goodbye.
         store.WorkerPlane(2).reset();
         return;
       }
@@ -109,14 +109,14 @@ TEST(StoreTest, NobodySavesWithoutTheWorkerThatWritesTheValues) {
   EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
 }
 
-// Workers whose process was killed and started again, and ones that come under new numbers, while
-// the others push without a pause. They set up as at the start, and get the values of now.
+// Workers that were killed and started again, and workers with new numbers, join while the others
+// push without a pause. They set up as at the start, and get the current values.
 TEST(StoreTest, WorkersJoinARunningStoreInAsyncAndSsp) {
   for (const char* const mode : {"async", "ssp:staleness=1"}) {
     for (const char* const codec : {"fp32", "int8"}) {
       SCOPED_TRACE(absl::StrCat(mode, " ", codec));
       StoreRanks store{.workers = 2, .servers = 2, .mode = mode, .codec = codec};
-      constexpr int kLives = 3;  // of worker 1, and workers 2, 3, ...
+      constexpr int kLives = 3;  // of worker 1, and new workers 2, 3, ...
       std::atomic<int> pushed = 0, begun = 0;
       absl::Notification is_over;
       const auto begin = [](StoreWorker& kv, std::vector<float>& w, std::vector<float>& rows) {
@@ -142,11 +142,11 @@ TEST(StoreTest, WorkersJoinARunningStoreInAsyncAndSsp) {
         begin(*kv, w, rows);
         if (kv->rank() == 0) {
           while (!is_over.HasBeenNotified()) step(*kv, w);
-          ASSERT_TRUE(kv->SetOptimizer("add:lr=0.5").ok());  // with all that have joined
+          ASSERT_TRUE(kv->SetOptimizer("add:lr=0.5").ok());  // together with all that have joined
           ASSERT_TRUE(kv->Barrier().ok());
           ASSERT_TRUE(kv->Pull("w", View(w), 0).ok());
           ASSERT_TRUE(kv->WaitAll().ok());
-          // Every push counts once; that of a killed worker perhaps.
+          // Every push counts once; the last push of a killed worker may count.
           const float rounded = std::round(w[0]);
           EXPECT_GE(rounded, 5.0f + static_cast<float>(pushed));
           EXPECT_LE(rounded, 5.0f + static_cast<float>(begun));
@@ -156,7 +156,7 @@ TEST(StoreTest, WorkersJoinARunningStoreInAsyncAndSsp) {
         std::vector<std::unique_ptr<StoreWorker>> late;
         for (int life = 0; life < 2 * kLives; ++life) {
           const int number = life < kLives ? 1 : 2 + life - kLives;
-          if (life < kLives) {  // dies with a push under way
+          if (life < kLives) {  // dies with a push in progress
             std::vector<float> g(w.size(), 1.0f);
             ++begun;
             ASSERT_TRUE(kv->PushPull("w", View(g), View(w), 0).ok());
@@ -170,9 +170,9 @@ TEST(StoreTest, WorkersJoinARunningStoreInAsyncAndSsp) {
           const int before = pushed;
           std::fill(w.begin(), w.end(), -1.0f);
           begin(**joined, w, rows);
-          EXPECT_GE(w[0], 5.0f + static_cast<float>(before) - 4);  // pushes that are not published
+          EXPECT_GE(w[0], 5.0f + static_cast<float>(before) - 4);  // some are not published yet
           for (int i = 0; i < 5; ++i) step(**joined, w);
-          if (life >= kLives - 1) {  // nobody waits for those that compute nothing
+          if (life >= kLives - 1) {  // idle workers hold up nobody
             std::vector<float> g(w.size());
             ASSERT_TRUE((*joined)->Push("w", View(g), 0).ok());
           }
@@ -197,15 +197,15 @@ TEST(StoreTest, WorkersJoinARunningStoreInAsyncAndSsp) {
   }
 }
 
-// Looks at what servers did: no gradient is applied that is older than staleness * workers updates,
-// counted from the pull that it was computed of.
+// Checks the servers' trace: no applied gradient is older than staleness * workers updates, counted
+// from the pull that it was computed from.
 struct AgeChecker {
   struct Pulled {
     uint64_t version = 0, workers = 0;
   };
   AgeChecker(uint64_t staleness, uint64_t workers) : staleness(staleness), workers(workers) {}
 
-  const uint64_t staleness, workers;  // of the start
+  const uint64_t staleness, workers;  // at the start
   absl::Mutex mu;
   std::map<std::pair<uint32_t, int>, Pulled> last;  // by slice and worker
   uint64_t applied = 0, oldest = 0, too_old = 0;
@@ -225,8 +225,7 @@ struct AgeChecker {
   }
 };
 
-// Workers of unequal speeds, of which one comes back again and again after it was killed, and one
-// joins.
+// Workers of unequal speeds: one is killed and comes back again and again, and one joins.
 void RunUnequalWorkers(const std::string& mode, AgeChecker& checker) {
   StoreRanks store{.workers = 4, .servers = 2, .mode = mode};
   store.trace = [&](const StoreTrace& event) { checker.Take(event); };
@@ -277,7 +276,7 @@ TEST(StoreTest, NoGradientIsOlderThanTheBoundInSsp) {
   EXPECT_GT(checker.too_old, 0u) << "without the bound the checker sees what breaks it";
 }
 
-// The store of others stays as it is.
+// The refusal does not affect the other workers' store.
 TEST(StoreTest, AWorkerThatJoinsWithOtherKeysIsRefusedAlone) {
   StoreRanks store{.workers = 2, .mode = "async"};
   store.Run([&](std::unique_ptr<StoreWorker>& kv) {
@@ -331,7 +330,7 @@ TEST(StoreTest, NobodyJoinsInSyncAndTheOthersGoOn) {
   });
 }
 
-// Those who were all killed at once, as on a machine that failed.
+// All workers are killed at once, as if their machine failed.
 TEST(StoreTest, AServerWaitsForWorkersThatWereKilledAndEndsWithThoseThatClose) {
   StoreRanks store{.workers = 1, .mode = "async"};
   store.Run([&](std::unique_ptr<StoreWorker>& kv) {
@@ -353,7 +352,7 @@ TEST(StoreTest, AServerWaitsForWorkersThatWereKilledAndEndsWithThoseThatClose) {
   EXPECT_TRUE(store.served[0].ok()) << store.served[0];
 }
 
-// The fast worker takes what the slow ones do not, and what one that is lost has not applied.
+// The fast worker takes what the slow one does not, and what a lost worker has not applied.
 TEST(StoreTest, WorkGoesToWhoeverAsksAndBackFromTheLost) {
   for (const char* const mode : {"async", "ssp:staleness=1"}) {
     StoreRanks store{.workers = 3, .servers = 2, .mode = mode};
@@ -435,7 +434,7 @@ TEST(StoreTest, ALostServerIsAnErrorOnAllWorkers) {
   for (const char* const mode : {"sync", "async"}) {
     StoreRanks store{.workers = 2, .servers = 1, .mode = mode};
     store.timeout =
-        std::chrono::seconds(3);  // so long it waits for workers that come back, in async
+        std::chrono::seconds(3);  // in async, how long it waits for workers to come back
     absl::Barrier* const met = new absl::Barrier(2);
     store.Run([&](std::unique_ptr<StoreWorker>& kv) {
       std::vector<float> w(10000);
@@ -455,7 +454,7 @@ TEST(StoreTest, ALostServerIsAnErrorOnAllWorkers) {
 
 TEST(StoreTest, AWorkerThatDoesNotPushIsNamedAtTheDeadline) {
   StoreRanks store{.workers = 2};
-  store.timeout = std::chrono::seconds(3);  // for all that must succeed before, too
+  store.timeout = std::chrono::seconds(3);  // also for all that must succeed before
   absl::Barrier* const met = new absl::Barrier(2);
   store.Run([&](std::unique_ptr<StoreWorker>& kv) {
     std::vector<float> w(10), g(10);
@@ -471,7 +470,7 @@ TEST(StoreTest, AWorkerThatDoesNotPushIsNamedAtTheDeadline) {
   });
 }
 
-// A server that takes nothing any more: pushes wait for room, and then end at the deadline.
+// A server stops taking messages: pushes wait for room, and fail at the deadline.
 TEST(StoreTest, PushesThatDoNotLeaveAreBounded) {
   StoreRanks store{.workers = 1, .mode = "async"};
   absl::Notification ready, over;
@@ -493,7 +492,7 @@ TEST(StoreTest, PushesThatDoNotLeaveAreBounded) {
   });
   StoreWorker::Options options = store.WorkerOptions();
   options.max_queued = 1 << 20;
-  options.timeout = std::chrono::seconds(3);  // for all that must succeed before, too
+  options.timeout = std::chrono::seconds(3);  // also for all that must succeed before
   auto kv = StoreWorker::Create(store.WorkerPlane(0), options);
   ASSERT_TRUE(kv.ok()) << kv.status();
   std::vector<float> w(100000);
@@ -504,20 +503,20 @@ TEST(StoreTest, PushesThatDoNotLeaveAreBounded) {
   int pushes = 0;
   for (; status.ok() && pushes < 1000; ++pushes) status = (*kv)->Push("w", View(w), 0);
   EXPECT_TRUE(absl::IsDeadlineExceeded(status)) << status;
-  // The credit of 2 MiB has left, and 1 MiB waits; a push has 0.4 MB.
+  // The credit of 2 MiB is used up, and 1 MiB waits; a push has 0.4 MB.
   EXPECT_LE(pushes, 12);
   EXPECT_GE(pushes, 4);
   over.Notify();
   server.join();
 }
 
-// Its deadlines pass while it is stopped, and it hears only afterwards of what came meanwhile.
+// The worker's deadlines pass while it is stopped, and it gets that time's messages afterwards.
 TEST(StoreTest, AWorkerThatWasStoppedGoesOn) {
   const pid_t child = fork();
   ASSERT_GE(child, 0);
   if (child == 0) {
     StoreRanks store{.workers = 2};
-    store.timeout = std::chrono::milliseconds(1000);  // of workers
+    store.timeout = std::chrono::milliseconds(1000);  // of the workers
     absl::Status waited;
     absl::Notification has_pushed;
     store.serve = [&store](int) {

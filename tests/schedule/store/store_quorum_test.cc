@@ -1,4 +1,4 @@
-// Rounds with a quorum: what an update is made of, when it is applied, and who is waited for.
+// Rounds with a quorum: the pushes of an update, when it is applied, and which workers are awaited.
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -18,7 +18,7 @@
 namespace thinwire {
 namespace {
 
-// One server whose messages and clock the test gives, and what it answers.
+// A server whose messages and clock a test controls, with its answers.
 class QuorumServer {
  public:
   using Kind = StoreHead::Kind;
@@ -52,7 +52,7 @@ class QuorumServer {
   void Send(int worker, const StoreHead& head, std::vector<uint8_t> body) {
     server.OnMessage(worker, 0, head.ToBytes(), std::move(body), now);
   }
-  // The same gradient everywhere, and a pull behind it.
+  // Pushes the same gradient for all elements, followed by a pull.
   void Push(int worker, uint64_t number, float gradient, double weight) {
     std::vector<float> g(kElements, gradient);
     std::vector<uint8_t> wire(EncodedBytes(codec_.up, kElements));
@@ -85,12 +85,12 @@ class QuorumServer {
   static constexpr size_t kElements = 24, kWidth = 8;
   const CodecPair codec_;
   Deadline now;
-  std::vector<int> answered;  // pulls, by worker
+  std::vector<int> answered;  // workers whose pulls were answered
   std::vector<float> x = std::vector<float>(kElements);
   StoreServer server;
 };
 
-constexpr std::chrono::milliseconds kHalf{250};  // of the grace below
+constexpr std::chrono::milliseconds kHalf{250};  // half of the grace below
 
 TEST(QuorumServerTest, ARoundIsTheWeightedMeanOfWhatIsThereWhenTheGraceIsOver) {
   QuorumServer store("sync:quorum=2,grace=0.5", 3);
@@ -104,7 +104,7 @@ TEST(QuorumServerTest, ARoundIsTheWeightedMeanOfWhatIsThereWhenTheGraceIsOver) {
   store.Wait(kHalf);
   EXPECT_FLOAT_EQ(store.Values()[7], 8.0f);
   EXPECT_EQ(store.answered, (std::vector<int>{2, 0}));
-  // Late: answered at once, and part of the next round.
+  // This push is late: it is answered at once, and belongs to the next round.
   store.Push(1, 1, 100.0f, 100);
   EXPECT_EQ(store.answered.back(), 1);
   EXPECT_FLOAT_EQ(store.Values()[0], 8.0f);
@@ -143,7 +143,7 @@ TEST(StoreTest, RowsThatArePushedAndPulledInOneMessageHaveTheirWeights) {
   });
 }
 
-// So that a run in which nobody is late can be checked against sync.
+// A run without late pushes can so be checked against sync.
 TEST(QuorumServerTest, WithAllPushesOfOneWeightTheBitsAreThoseOfSync) {
   for (const char* const codec : {"fp32", "int4", "bf16"}) {
     std::vector<float> values[2];
@@ -176,11 +176,11 @@ TEST(QuorumServerTest, ALateQuorumStartsItsOwnGraceAndTheTimeoutNamesWhoIsMissin
   QuorumServer store("sync:quorum=2,grace=0.5", 3);
   store.Push(0, 1, 1.0f, 1);
   store.Push(1, 1, 1.0f, 1);
-  store.Push(2, 1, 1.0f, 1);  // all: applied at once, and the grace of the round ends later
+  store.Push(2, 1, 1.0f, 1);  // all pushes: applied at once, before the grace ends
   store.Wait(kHalf);
   store.Push(0, 2, 1.0f, 1);
   store.Push(1, 2, 1.0f, 1);
-  store.Wait(kHalf + kHalf / 2);  // the first round's
+  store.Wait(kHalf + kHalf / 2);  // the first round's grace would end here
   EXPECT_FLOAT_EQ(store.Values()[0], 1.0f);
   store.Wait(kHalf);
   EXPECT_FLOAT_EQ(store.Values()[0], 2.0f);
@@ -224,7 +224,7 @@ TEST(QuorumServerTest, AWeightThatCanNotBeIsAnErrorThatNamesWorkerAndKey) {
   QuorumServer store("sync:quorum=1,grace=0", 2);
   store.Send(1, {.kind = StoreHead::Kind::kPushPull, .number = 1, .request = 1}, {1, 2, 3});
   EXPECT_TRUE(absl::IsInvalidArgument(store.server.failure())) << store.server.failure();
-  // The worker says it before anything is sent, and the store goes on.
+  // The worker refuses the weight before it sends anything, and the store goes on.
   for (const char* const mode : {"sync", "sync:quorum=1,grace=0"}) {
     StoreRanks ranks{.workers = 1, .mode = mode};
     ranks.Run([&](std::unique_ptr<StoreWorker>& kv) {
@@ -260,7 +260,7 @@ TEST(StoreTest, AQuorumOfMoreWorkersOrAGraceBeyondTheTimeoutIsRefused) {
   }
 }
 
-// Worker 2 is slow, and the others make their rounds without it; all that it has pushed counts.
+// Worker 2 is slow, and the others finish rounds without it. All its pushes count.
 TEST(StoreTest, ASlowWorkerStopsNobodyBeyondTheGraceWithAQuorum) {
   StoreRanks store{.workers = 3, .mode = "sync:quorum=2,grace=0.01"};
   absl::Mutex mu;
@@ -277,7 +277,7 @@ TEST(StoreTest, ASlowWorkerStopsNobodyBeyondTheGraceWithAQuorum) {
     ASSERT_TRUE(kv->Init(std::vector<StoreWorker::Value>{{"w", View(w)}}).ok());
     ASSERT_TRUE(kv->SetOptimizer("add:lr=1").ok());
     for (int step = 0; step < (kv->rank() == 2 ? 4 : 20); ++step) {
-      if (kv->rank() == 2) {  // until the others have made five rounds more
+      if (kv->rank() == 2) {  // waits for five more rounds of the others
         const absl::MutexLock lock(&mu);
         const int bound = 5 * (step + 1);
         const auto done = [&] { return ahead >= bound; };

@@ -31,10 +31,10 @@ struct StoreRanks {
   size_t slice_elements = 4096, bigarray_bound = 0;
   std::chrono::milliseconds timeout{20000};
 
-  std::function<void(const StoreTrace&)> trace = nullptr;  // of all servers
+  std::function<void(const StoreTrace&)> trace = nullptr;  // called by all servers
 
   std::shared_ptr<MessageHub> hub = MakeMessageHub({});
-  std::vector<absl::Status> served = std::vector<absl::Status>(8);  // what Serve returned
+  std::vector<absl::Status> served = std::vector<absl::Status>(8);  // what each Serve returned
   std::vector<uint64_t> server_bytes = std::vector<uint64_t>(8);
 
   StoreWorker::Options WorkerOptions() const {
@@ -53,7 +53,7 @@ struct StoreRanks {
     }
     return JoinMessageHub(hub, RankOfWorker(workers, servers, worker), calls);
   }
-  // A server's whole life.
+  // Runs a server from its start to its end.
   std::function<absl::Status(int server)> serve = [this](int server) {
     auto plane = JoinMessageHub(hub, RankOfServer(workers, server), {});
     const absl::Status status = Serve(*plane, {.server = server,
@@ -64,7 +64,7 @@ struct StoreRanks {
     server_bytes[server] = plane->bytes_sent();
     return status;
   };
-  // Runs `body` on every worker, which then closes its store unless the body has taken it.
+  // Runs `body` on every worker, and then closes the worker's store unless the body has taken it.
   void Run(const std::function<void(std::unique_ptr<StoreWorker>&)>& body) {
     std::vector<std::thread> threads;
     for (int server = 0; server < servers; ++server) {
@@ -85,7 +85,7 @@ inline TensorView View(std::vector<float>& values) {
   return {values.data(), values.size(), DType::kF32};
 }
 
-// Pushes zeros to the key, and pulls it into w, until the store fails; returns why.
+// Pushes zeros to the key and pulls it into w until the store fails; returns the failure.
 inline absl::Status PushUntilItFails(StoreWorker& kv, std::string_view key, std::vector<float>& w) {
   std::vector<float> g(w.size());
   absl::Status status;

@@ -1,5 +1,5 @@
-// Servers that are killed and come back from their journals under workers: these wait, and nothing
-// is lost or applied twice.
+// Servers are killed and come back from their journals. Their workers wait, and nothing is lost or
+// applied twice.
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -26,8 +26,8 @@
 namespace thinwire {
 namespace {
 
-// A plane whose owner stops dead after so many events: nothing is closed, nobody is told, and what
-// it answers to the last one is lost.
+// A plane whose owner is killed after `events` events: nothing is closed, no peer is told, and its
+// answers to the last event are lost.
 class DyingPlane final : public MessagePlane {
  public:
   DyingPlane(std::unique_ptr<MessagePlane> plane, uint64_t events)
@@ -51,8 +51,8 @@ class DyingPlane final : public MessagePlane {
   uint64_t events_;
 };
 
-// Serves, and comes back after each of `kills`, which are numbers of events. `away` is called while
-// the server is not there.
+// Serves, and comes back after each of `kills`, which count events. Calls `away` while the server
+// is gone.
 absl::Status ServeAndDie(
     StoreRanks& store, int server, const JournalSpec& spec, std::vector<uint64_t> kills,
     const std::function<void()>& away = [] {}) {
@@ -75,7 +75,7 @@ absl::Status ServeAndDie(
   }
 }
 
-// 60 steps of sync training with calls of all workers between; servers are killed on the way.
+// 60 steps of sync training with calls of all workers in between; servers may be killed meanwhile.
 uint64_t DigestOfRun(const std::string& codec, std::mt19937_64& random, bool kills) {
   StoreRanks store{.workers = 3, .servers = 2, .codec = codec};
   const OwnFolder folder;
@@ -143,7 +143,6 @@ TEST(StoreRestartTest, WorkersWaitForKilledServersAndHaveTheSameBits) {
   }
 }
 
-// Each push counts once, also of a worker that pushes and leaves while the server is away.
 TEST(StoreRestartTest, AJournalThatLostWhatWasAnsweredIsDataLoss) {
   StoreRanks store{.workers = 1};
   const OwnFolder folder;
@@ -167,6 +166,7 @@ TEST(StoreRestartTest, AJournalThatLostWhatWasAnsweredIsDataLoss) {
   });
 }
 
+// Each push counts once, also that of a worker that pushes and leaves while the server is away.
 TEST(StoreRestartTest, NothingIsLostOrAppliedTwiceInAsync) {
   for (const char* const mode : {"async", "ssp:staleness=2"}) {
     StoreRanks store{.workers = 3, .mode = mode};
@@ -186,7 +186,7 @@ TEST(StoreRestartTest, NothingIsLostOrAppliedTwiceInAsync) {
         ASSERT_TRUE(waited.ok()) << mode << ": " << waited;
       }
       ASSERT_TRUE(kv->Push("w", View(g), 0).ok());
-      if (kv->rank() != 0) return;  // closes at once; in ssp the push may be held, and counts
+      if (kv->rank() != 0) return;  // closes at once; its push counts, even if ssp holds it
       ASSERT_TRUE(kv->Barrier().ok());
       ASSERT_TRUE(kv->Pull("w", View(w), 0).ok());
       ASSERT_TRUE(kv->WaitAll().ok());
@@ -196,8 +196,8 @@ TEST(StoreRestartTest, NothingIsLostOrAppliedTwiceInAsync) {
   }
 }
 
-// Each push is in one round, although the server dies with rounds that have a quorum and wait.
-// Where all gradients are 1, the mean of a round is 1.
+// Each push is in one round, although the server is killed while rounds wait for a quorum or a
+// grace. All gradients are 1, so the mean of a round is 1.
 TEST(StoreRestartTest, NothingIsLostOrAppliedTwiceWithAQuorum) {
   StoreRanks store{.workers = 3, .mode = "sync:quorum=2,grace=0.02"};
   const OwnFolder folder;
@@ -226,13 +226,13 @@ TEST(StoreRestartTest, NothingIsLostOrAppliedTwiceWithAQuorum) {
   });
   EXPECT_TRUE(store.served[0].ok()) << store.served[0];
   EXPECT_GE(last[0], 40.0f);
-  EXPECT_LE(last[0], 100.0f);  // rounds have two pushes, but for the last ones of a slow worker
+  EXPECT_LE(last[0], 100.0f);  // a round has two pushes, except the last ones of a slow worker
   EXPECT_EQ(last[0], std::round(last[0]));
 }
 
 TEST(StoreRestartTest, AServerThatStaysAwayIsAnErrorAtTheDeadline) {
   StoreRanks store{.workers = 2};
-  store.timeout = std::chrono::seconds(3);  // for all that must succeed before, too
+  store.timeout = std::chrono::seconds(3);  // also for all that must succeed before
   const OwnFolder folder;
   const JournalSpec spec{.folder = folder.path()};
   store.serve = [&](int) {
@@ -264,8 +264,7 @@ TEST(StoreRestartTest, AServerThatDiesBeforeItsWelcomeIsWaitedFor) {
   EXPECT_TRUE(store.served[0].ok()) << store.served[0];
 }
 
-// The worker that leaves while the server is away waits for it, so that the others need not wait
-// for the worker.
+// The worker that leaves while the server is away waits for it, so the others need not wait.
 TEST(StoreRestartTest, AWorkerThatLeavesWhileTheServerIsAwayHasLeft) {
   StoreRanks store{.workers = 2};
   store.timeout = std::chrono::seconds(5);
@@ -281,7 +280,7 @@ TEST(StoreRestartTest, AWorkerThatLeavesWhileTheServerIsAwayHasLeft) {
     std::vector<float> w(10);
     ASSERT_TRUE(kv->Init(std::vector<StoreWorker::Value>{{"w", View(w)}}).ok());
     ASSERT_TRUE(kv->SetOptimizer("add:lr=1").ok());
-    if (kv->rank() == 1) return is_away.WaitForNotification();  // and closes
+    if (kv->rank() == 1) return is_away.WaitForNotification();  // and closes its store
     for (int pull = 0; pull < 5; ++pull) {
       ASSERT_TRUE(kv->Pull("w", View(w), 0).ok());
       const absl::Status waited = kv->WaitAll();
@@ -291,7 +290,7 @@ TEST(StoreRestartTest, AWorkerThatLeavesWhileTheServerIsAwayHasLeft) {
   EXPECT_TRUE(store.served[0].ok()) << store.served[0];
 }
 
-// The server died before the last worker heard that it had left.
+// The server was killed before its last answer reached the worker that left.
 TEST(StoreRestartTest, AServerThatComesBackWhenAllHaveLeftAnswersThem) {
   StoreRanks store{.workers = 1};
   const OwnFolder folder;
@@ -324,14 +323,14 @@ TEST(StoreRestartTest, AServerThatComesBackWhenAllHaveLeftAnswersThem) {
   EXPECT_TRUE(served.ok()) << served;
 }
 
-// The worker dies while the server is away, so that nobody tells the server of it.
+// The worker dies while the server is away, so no peer reports it to the server.
 TEST(StoreRestartTest, AWorkerThatDoesNotComeAgainIsLost) {
   for (const char* const mode : {"sync", "async"}) {
     StoreRanks store{.workers = 2, .mode = mode};
-    store.timeout = std::chrono::seconds(3);  // for all that must succeed before, too
+    store.timeout = std::chrono::seconds(3);  // also for all that must succeed before
     const OwnFolder folder;
     absl::Notification is_ready, is_away, is_dead;
-    // Two that join and say so, values, two inits, two optimizers, and a push.
+    // Ten events: two joins and two messages of them, values, two inits, two optimizers, a push.
     store.serve = [&](int server) {
       return ServeAndDie(store, server, {.folder = folder.path(), .fsync = true}, {10}, [&] {
         is_away.Notify();
@@ -346,7 +345,7 @@ TEST(StoreRestartTest, AWorkerThatDoesNotComeAgainIsLost) {
       if (kv->rank() == 1) {
         is_ready.Notify();
         is_away.WaitForNotification();
-        JoinMessageHub(store.hub, 1, {}).reset();  // takes its place, and dies
+        JoinMessageHub(store.hub, 1, {}).reset();  // replaces worker 1, and dies
         is_dead.Notify();
         return;
       }

@@ -43,12 +43,12 @@ TEST(StoreLayoutTest, CoversEveryKeyOnceAndBalancesServers) {
       EXPECT_EQ(at, keys[key].numel);
     }
     EXPECT_EQ(loads, layout.loads());
-    // Largest first leaves the loads within one slice of each other.
+    // Placing the largest first leaves the loads within one slice of each other.
     EXPECT_LE(*std::max_element(loads.begin(), loads.end()), total / servers + 4096);
   }
 }
 
-// Credit comes back by whole messages: with few slices in it, links idled.
+// Credit is returned per whole message: if it holds only few slices, links idle.
 TEST(StoreLayoutTest, SlicesAreAsLargeAsTheirMessages) {
   const auto slice_of = [](const char* codec) {
     StoreLayout layout({});
@@ -126,8 +126,8 @@ std::vector<float> Normal(std::mt19937_64& random, size_t n) {
   return values;
 }
 
-// All readers that take all publications, and those that skip some, hold the same bits as the
-// server's reference; and what the codec dropped comes later.
+// Readers that take all publications and readers that skip some hold the bits of the server's
+// reference. Later publications bring what the codec dropped.
 TEST(DeltaStreamTest, ReadersHoldTheSameBitsHoweverTheyRead) {
   for (const char* const text : {"int4", "int8:rounding=stochastic", "bf16", "adaptive:bits=2",
                                  "topk:density=0.05", "fp32"}) {
@@ -189,7 +189,7 @@ TEST(DeltaStreamTest, ASumIsDecodedAsItIsAndItsLossComesInTheNextSteps) {
       expected[i] += x[i];
     }
   }
-  for (size_t i = 0; i < n; ++i) EXPECT_NEAR(total[i], expected[i], 0.5f);  // one step's loss
+  for (size_t i = 0; i < n; ++i) EXPECT_NEAR(total[i], expected[i], 0.5f);  // the loss of one step
 }
 
 TEST(DeltaStreamTest, MalformedAnswersAreErrorsAndChangeNothing) {
@@ -239,7 +239,7 @@ TEST(StateFileTest, GivesBackWhatWasWrittenAndRefusesEveryDamage) {
   }
 }
 
-// The digest holds, and the numbers are wrong.
+// The digest is right, but the numbers are wrong.
 TEST(StateFileTest, RefusesAFileThatIsShorterThanItSays) {
   const absl::Status bad = ReadStateFile(StateFileWriter(1).Finish()).status();
   EXPECT_EQ(bad.message(), "it is shorter than it says");

@@ -1,4 +1,4 @@
-// One server by itself, under messages in an order of the test, good and fuzzed.
+// One server alone, with messages good and fuzzed, in an order that the test chooses.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -13,8 +13,8 @@
 namespace thinwire {
 namespace {
 
-// One server under fuzzed messages: good ones of two workers, in which heads, bodies and texts are
-// changed, cut, repeated and made up.
+// A server under fuzzed messages: those of two workers, with heads, bodies and texts that are
+// changed, cut, repeated or invented.
 class FuzzedServer {
  public:
   explicit FuzzedServer(uint64_t seed)
@@ -22,7 +22,7 @@ class FuzzedServer {
         server_({.workers = 2, .has_journal = seed % 2 == 0}, CpuBackend(),
                 [this](int, int, const StoreHead&, std::vector<uint8_t>) { ++answers; }) {}
 
-  // Until the server has failed, or a run is over.
+  // Runs until the server has failed, or the run is over.
   void Run() {
     const char* const modes[] = {"sync", "async", "ssp:staleness=1", "sync:quorum=1,grace=0"};
     const char* const codecs[] = {"int4", "topk:density=0.1", "fp32", "adaptive:bits=2", "int8"};
@@ -72,7 +72,7 @@ class FuzzedServer {
     server_.OnClock(Deadline() + std::chrono::hours(1));
   }
 
-  size_t fuzzed = 0, answers = 0;  // fuzzed: those that a server which had not failed took
+  size_t fuzzed = 0, answers = 0;  // fuzzed: messages taken before a failure
 
  private:
   using Kind = StoreHead::Kind;
@@ -82,7 +82,7 @@ class FuzzedServer {
     Send(worker, {.kind = Kind::kTogether, .slice = static_cast<uint32_t>(what), .number = 1},
          std::vector<uint8_t>(text.begin(), text.end()));
   }
-  // A changed copy may go ahead of a message, or in its place.
+  // Sends a message; a changed copy may come before it, or replace it.
   void Send(int worker, const StoreHead& head, const std::vector<uint8_t>& body) {
     if (random_() % 4 == 0) {
       SendFuzzed(worker, head, body);
@@ -109,7 +109,7 @@ class FuzzedServer {
         bytes[random_() % bytes.size()] ^= static_cast<char>(random_());
         break;
       case 8: bytes = std::string(random_() % 64, static_cast<char>(random_())); break;
-      case 9: {  // a count of rows, or one of them
+      case 9: {  // changes a count of rows, or a row
         const uint64_t number = Number();
         const size_t at = random_() % 3 * sizeof(number);
         if (body.size() >= at + sizeof(number)) {
@@ -120,7 +120,7 @@ class FuzzedServer {
     }
     if (bytes.empty()) bytes = head.ToBytes();
     server_.OnMessage(static_cast<int>(random_() % 4) - 1, 0, bytes, body, Deadline());
-    server_.OnMessage(worker, 0, bytes, std::move(body), Deadline());  // and again
+    server_.OnMessage(worker, 0, bytes, std::move(body), Deadline());  // the same again
   }
   uint64_t Number() {
     const uint64_t numbers[] = {0, 1, 2, 3, 1 << 20, uint64_t{1} << 63, ~uint64_t{0}, random_()};
@@ -131,13 +131,13 @@ class FuzzedServer {
   StoreServer server_;
 };
 
-// Worker 2 joins while the others make a call, which goes without it, and makes the next one before
-// that returns. The end of the first call is none of its own: it pushes nothing, and would be
-// waited for by those whom it waits for.
+// Worker 2 joins while the others make a call without it, and makes the next call before that
+// returns. The end of the first call must not resume worker 2: it pushes nothing, and the workers
+// that it waits for would wait for it.
 TEST(StoreServerTest, NobodyWaitsForAJoinerInALaterCallWhenTheFirstOneReturns) {
   using Kind = StoreHead::Kind;
   std::map<std::pair<int, uint64_t>, int> values;  // by worker and request
-  std::map<int, uint64_t> barriers;                // that have returned, by worker
+  std::map<int, uint64_t> barriers;                // the last one that returned, by worker
   StoreServer server({.workers = 2}, CpuBackend(),
                      [&](int worker, int, const StoreHead& head, std::vector<uint8_t>) {
                        if (head.kind == Kind::kValues) ++values[{worker, head.request}];
@@ -179,7 +179,7 @@ TEST(StoreServerTest, NobodyWaitsForAJoinerInALaterCallWhenTheFirstOneReturns) {
   EXPECT_EQ(barriers, (std::map<int, uint64_t>{{0, 2}, {1, 1}, {2, 2}}));
 }
 
-// No message of a member makes a server abort.
+// No message from a member aborts a server.
 TEST(StoreServerTest, TenThousandFuzzedMessagesAreErrors) {
   size_t fuzzed = 0, answers = 0, runs = 0;
   for (uint64_t seed = 0; fuzzed < 10000; ++seed, ++runs) {

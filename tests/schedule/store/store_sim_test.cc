@@ -1,4 +1,4 @@
-// The simulator of a store: what its links, orders and modes take, against closed forms.
+// The simulator of a store: the time of its links, orders and modes, compared with closed forms.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -15,7 +15,7 @@ constexpr double kRate = 25e6, kLatency = 1e-3;
 
 CodecPair Codec(const char* text) { return *CodecPair::Parse(text); }
 
-// Nothing is computed.
+// A setting without computation.
 StoreSetting Exchange(std::vector<size_t> units, int workers, int servers) {
   StoreSetting setting;
   for (const size_t numel : units) setting.profile.units.push_back({.numel = numel});
@@ -37,14 +37,14 @@ double StepOf(const StoreSetting& setting) {
   return outcome.step_s;
 }
 
-// Seconds of one message of a slice with so many elements in fp32.
+// Returns the seconds of one message of a slice with `numel` elements in fp32.
 double MessageOf(size_t numel) {
   return static_cast<double>(kHead + EncodedBytes(Codec("fp32").up, numel)) / kRate;
 }
 
 TEST(StoreSimulator, AMessageTakesItsBytesAndTheLatency) {
   EXPECT_NEAR(StepOf(Exchange({4096}, 1, 1)), 2 * (MessageOf(4096) + kLatency), 1e-9);
-  StoreSetting apart = Exchange({4096}, 1, 1);  // a pull is a message of its own
+  StoreSetting apart = Exchange({4096}, 1, 1);  // the pull is a separate message
   apart.order = StoreOrder::kMxnet;
   EXPECT_NEAR(StepOf(apart), 2 * (MessageOf(4096) + kLatency) + kHead / kRate, 1e-9);
 }
@@ -54,20 +54,20 @@ TEST(StoreSimulator, WorkersShareTheRateOfAServer) {
   for (const int workers : {2, 7}) {
     StoreSetting setting = Exchange({4096}, workers, 1);
     setting.warmup = 0;
-    setting.steps = 1;  // all begin together
+    setting.steps = 1;  // all workers begin together
     EXPECT_NEAR(StepOf(setting), 2 * (workers * message_s + kLatency), 1e-9);
-    // Later each begins a step when it has its answer, while the others wait for theirs: so only
-    // the way there is shared by all at once.
+    // In later steps each worker begins when it has its answer, while the others wait for theirs:
+    // only the way up is shared by all at once.
     setting.steps = 9;
     setting.warmup = 1;
     EXPECT_NEAR(StepOf(setting), (workers + 1) * message_s + 2 * kLatency, 1e-9);
   }
-  // Two servers have a key each, so a link carries as much as that of one worker.
+  // Two servers have one key each, so a server's link carries as much as a worker's.
   StoreSetting setting = Exchange({4096, 4096}, 2, 2);
   setting.warmup = 0;
   setting.steps = 1;
   EXPECT_NEAR(StepOf(setting), 2 * (3 * message_s + kLatency), message_s);
-  // A server that is as fast as its workers together takes their messages at the pace of one; its
+  // A server as fast as its workers together takes their messages at the pace of one worker; its
   // answers leave one after another.
   setting = Exchange({4096}, 4, 1);
   setting.server_bytes_per_s = 4 * kRate;
@@ -76,7 +76,7 @@ TEST(StoreSimulator, WorkersShareTheRateOfAServer) {
   EXPECT_NEAR(StepOf(setting), 2 * (message_s + kLatency) + 3 * message_s / 4, 1e-9);
 }
 
-// Both directions are busy at once: all slices go up, and the last one comes down.
+// Both directions are busy at once: all slices go up, and then the last one comes down.
 TEST(StoreSimulator, SlicesComeBackWhileOthersGo) {
   constexpr size_t kSlices = 64;
   StoreSetting setting = Exchange({kSlices * 4096}, 2, 1);
@@ -84,7 +84,7 @@ TEST(StoreSimulator, SlicesComeBackWhileOthersGo) {
   const double ideal = (kSlices + 1) * 2 * MessageOf(4096) + 2 * kLatency;
   EXPECT_GE(StepOf(setting), ideal - 1e-9);
   EXPECT_LE(StepOf(setting), 1.05 * ideal);
-  setting.order = StoreOrder::kMxnet;  // the key is whole
+  setting.order = StoreOrder::kMxnet;  // the key is one slice
   const double whole = 3 * MessageOf(kSlices * 4096) + 2 * kLatency;
   EXPECT_NEAR(StepOf(setting), whole, 0.001 * whole);
 }
@@ -100,10 +100,10 @@ TEST(StoreSimulator, ALinkThatIsFastEnoughCostsNothing) {
   EXPECT_NEAR(StepOf(setting), 3 * 9.5e-3, 1e-9);
 }
 
-// The first layer is small and the others are large. In fifo its values come behind all others, so
-// the forward pass begins when the link has carried everything since the first gradient was there.
-// Under P3 they come at once, and when the link has carried everything only the last layer's
-// forward pass is left. Beyond that, a slice passes windows of other slices: some hundredths here.
+// The first layer is small and the others are large. In fifo its values come after all others, so
+// the forward pass begins once the link has carried everything since the first gradient. Under P3
+// they come at once, and only the last layer's forward pass is left when the link has carried
+// everything. In addition a slice waits for windows of other slices: a few hundredths here.
 TEST(StoreSimulator, P3HidesTheForwardPassOfTheEarlyLayers) {
   StoreSetting setting = Exchange({4096, 4 << 20, 4 << 20}, 2, 2);
   setting.codec = Codec("int4");
@@ -129,7 +129,7 @@ TEST(StoreSimulator, P3HidesTheForwardPassOfTheEarlyLayers) {
   EXPECT_GE(p3, 0.04 + 1 + 0.02);
   EXPECT_LE(p3, 1.12 * (0.04 + 1 + 0.02));
   EXPECT_NEAR(bound, 0.04 + 1 + 0.02, 0.02);
-  setting.order = StoreOrder::kMxnet;  // a direction is idle while a key goes the other way
+  setting.order = StoreOrder::kMxnet;  // a direction idles while a key goes the other way
   EXPECT_GT(StepOf(setting) / link_s, 1.3 * fifo);
 }
 
@@ -157,7 +157,7 @@ TEST(StoreSimulator, NoOrderIsBetterThanTheBound) {
   }
 }
 
-// Four workers and a key that costs nothing: only the ledger makes them wait. All of a step is
+// Four workers and a key that takes no time: only the ledger makes them wait. All of a step is
 // computed between two exchanges.
 StoreSetting Stragglers(const char* mode, int steps) {
   StoreSetting setting = Exchange({16}, 4, 1);
@@ -175,12 +175,12 @@ TEST(StoreSimulator, OneOfFourAtHalfSpeed) {
     setting.slow = 2;
     return StepOf(setting);
   };
-  // 2 + 2 + 2 + 1 updates in the time in which sync makes a step of 4.
+  // 2 + 2 + 2 + 1 updates in the time of a sync step, which has 4.
   const double sync = step("sync");
   EXPECT_NEAR(sync, 0.08, 1e-6);
   EXPECT_NEAR(sync / step("async"), 1.75, 0.01);
   EXPECT_NEAR(sync / step("ssp:staleness=2"), 1.75, 0.01);
-  // In the slow worker's step four updates of the others may be applied, and then its own.
+  // During the slow worker's step four updates of the others may be applied, and then its own.
   EXPECT_NEAR(sync / step("ssp:staleness=1"), 1.25, 0.01);
 }
 
@@ -191,7 +191,7 @@ TEST(StoreSimulator, OneStepInTenTakesFourTimesAsLong) {
     setting.spike = 4;
     return StepOf(setting);
   };
-  // The mean of the slowest of four over the mean of one: (0.9^4 + 4 (1 - 0.9^4)) / 1.3.
+  // The mean of the slowest of four, divided by the mean of one: (0.9^4 + 4 (1 - 0.9^4)) / 1.3.
   const double sync = step("sync");
   EXPECT_NEAR(sync / step("async"), 2.0317 / 1.3, 0.03);
   EXPECT_NEAR(sync / step("ssp:staleness=2"), 1.48, 0.03);

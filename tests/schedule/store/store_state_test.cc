@@ -1,4 +1,4 @@
-// The store saves values, slots and residuals, loads them, and refuses files of other saves.
+// The store saves values, slots and residuals, loads them, and refuses files of different saves.
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -22,7 +22,7 @@ std::string ReadFile(const std::string& path) {
   return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
 }
 
-// Values, slots and step numbers come back to the bit, on another number of servers too.
+// Values, slots and step numbers are restored to the bit, also on another number of servers.
 TEST(StoreTest, ALoadedStoreGoesOnToTheBit) {
   for (const char* const optimizer :
        {"sgd:lr=0.1,momentum=0.9,nesterov=1", "adam:lr=0.01", "adagrad:lr=0.1,lr_decay=0.1"}) {
@@ -59,7 +59,7 @@ TEST(StoreTest, ALoadedStoreGoesOnToTheBit) {
   }
 }
 
-// Three workers of int4 up, whose residuals are saved after five steps.
+// Three workers with int4 up, whose residuals are saved after five steps.
 struct SavedResiduals {
   static constexpr size_t kElements = 10000;
 
@@ -100,13 +100,13 @@ TEST(StoreTest, WorkersResidualsAreSavedAndLoaded) {
   StoreRanks store = SavedResiduals::Ranks(3, 1);
   store.Run([&](std::unique_ptr<StoreWorker>& kv) {
     std::vector<float> w = SavedResiduals::Begin(*kv, 6);
-    SavedResiduals::Train(*kv, w, 20);  // leaves residuals of its own
+    SavedResiduals::Train(*kv, w, 20);  // leaves other residuals
     const absl::Status loaded = kv->Load(saved.path);
     ASSERT_TRUE(loaded.ok()) << loaded;
     SavedResiduals::Train(*kv, w, 5);
     EXPECT_EQ(DigestOf(w), saved.digest);
   });
-  // Workers that are new begin without.
+  // New workers begin without residuals.
   StoreRanks more = SavedResiduals::Ranks(4, 1);
   more.Run([&](std::unique_ptr<StoreWorker>& kv) {
     SavedResiduals::Begin(*kv, 6);
@@ -169,7 +169,7 @@ TEST(StoreTest, AFileOfAnotherOptimizerIsRefusedAndTheStoreGoesOn) {
     ASSERT_TRUE(kv->SetOptimizer("sgd:lr=0.1").ok());
     const absl::Status again = kv->Load(path);
     EXPECT_TRUE(again.ok()) << again;
-    // As many arrays, with another meaning.
+    // The same number of arrays, but with another meaning.
     const std::string squares = absl::StrCat(path, ".adagrad");
     ASSERT_TRUE(kv->SetOptimizer("adagrad:lr=0.1").ok());
     ASSERT_TRUE(kv->Save(squares).ok());
@@ -185,7 +185,7 @@ TEST(StoreTest, AFileOfAnotherOptimizerIsRefusedAndTheStoreGoesOn) {
   });
 }
 
-// One worker's disk is full, as it were.
+// Simulates a full disk on one worker.
 TEST(StoreTest, ASaveThatOneWorkerCanNotWriteIsAnErrorOnAllAndKeepsTheFormerFiles) {
   const OwnFolder folder;
   const std::string path = folder.File("store_state");

@@ -1,4 +1,4 @@
-// Workers and servers of the store on the in-process plane: what is pulled, bytes, wrong calls.
+// Workers and servers of the store on the in-process plane: pulled values, bytes, and wrong calls.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -15,10 +15,9 @@
 namespace thinwire {
 namespace {
 
-// The checks that MXNet publishes for dist_sync (tests/nightly/dist_sync_kvstore.py,
-// check_default_keys): ones times rank + 1, pushed n times by an optimizer that adds rate times
-// the sum, leave exactly 1 + (workers + 1) * workers * rate / 2 * n. The values are small integers,
-// so there is no rounding.
+// MXNet's published checks for dist_sync (tests/nightly/dist_sync_kvstore.py, check_default_keys):
+// ones times rank + 1, pushed n times to an optimizer that adds rate times the sum, give exactly 1
+// + (workers + 1) * workers * rate / 2 * n. The values are small integers, so nothing is rounded.
 TEST(StoreTest, HoldsMxnetsChecksOfDistSync) {
   for (const int workers : {2, 4, 7}) {
     for (const int servers : {1, 2, 3}) {
@@ -50,15 +49,15 @@ TEST(StoreTest, HoldsMxnetsChecksOfDistSync) {
   }
 }
 
-// The checks that MXNet publishes of its compression in the same file (test_sync_2bit_compression,
-// with compute_expected_2bit_quantization): values are sums of the thresholds that were sent.
+// MXNet's published checks of its compression in the same file (test_sync_2bit_compression, with
+// compute_expected_2bit_quantization): values are sums of the thresholds that were sent.
 TEST(StoreTest, MxnetsChecksOfTwoBitCompressionHold) {
   for (const int workers : {2, 4}) {
     for (const int servers : {1, 2}) {
       StoreRanks store{.workers = workers, .servers = servers};
       store.Run([&](std::unique_ptr<StoreWorker>& kv) {
         const float rate = 2, threshold = 0.5f;
-        // Keys that are there keep their codec.
+        // Existing keys keep their codec.
         std::vector<float> exact(5000);
         float exact_sum = 0;
         ASSERT_TRUE(kv->Init(std::vector<StoreWorker::Value>{{"exact", View(exact)}}).ok());
@@ -82,7 +81,7 @@ TEST(StoreTest, MxnetsChecksOfTwoBitCompressionHold) {
           };
           ASSERT_TRUE(is_all(pull(name), 0));
           ASSERT_TRUE(is_all(pull(other), 1)) << "an init is not compressed";
-          // What is pushed, and how many thresholds of each worker the value then has.
+          // The value pushed, and how many thresholds per worker the value then contains.
           const std::pair<float, int> pushes[] = {
               {0, 0},   {0.4f, 0},      {threshold - 0.4f, 1}, {0.2f, 1}, {threshold - 0.2f, 2},
               {0.5, 3}, {-threshold, 2}};
@@ -96,7 +95,7 @@ TEST(StoreTest, MxnetsChecksOfTwoBitCompressionHold) {
           ASSERT_TRUE(kv->Wait("exact").ok());
           exact_sum += 0.25f * rate * static_cast<float>(workers);
           ASSERT_TRUE(is_all(exact, exact_sum));
-          // All workers push the same, so that each knows what is pulled.
+          // All workers push the same gradient, so each knows the value that it pulls.
           std::vector<float> residual(numel), value = ones;
           for (int step = 0; step < 7; ++step) {
             g = Normal(numel, step, 0.5f);
@@ -151,7 +150,7 @@ TEST(StoreTest, Fp32SumsInRankOrder) {
   }
 }
 
-// Whatever arrives first: all workers and all runs have the same bits.
+// Whatever arrives first, all workers and all runs have the same bits.
 TEST(StoreTest, ManyInt4StepsInAnyOrderHaveOneDigest) {
   std::set<uint64_t> digests;
   for (int run = 0; run < 3; ++run) {
@@ -187,8 +186,8 @@ TEST(StoreTest, ManyInt4StepsInAnyOrderHaveOneDigest) {
   EXPECT_EQ(digests.size(), 1u);
 }
 
-// Up, a push is its encoded elements; down, a pull is one encoded difference in sync, and in async
-// on average, where a worker takes as many as were published since its last pull.
+// Up, a push is its encoded elements. Down, a pull is one encoded difference: always in sync, on
+// average in async, where a worker takes all differences published since its last pull.
 TEST(StoreTest, BytesOfInt4EachWayAreTheFormula) {
   for (const char* const mode : {"sync", "async", "ssp:staleness=2"}) {
     StoreRanks store{.workers = 2, .servers = 2, .mode = mode, .codec = "int4"};
@@ -215,7 +214,7 @@ TEST(StoreTest, BytesOfInt4EachWayAreTheFormula) {
     const uint64_t anchors = 2 * n * sizeof(float);  // of the first pulls
     const uint64_t down = store.server_bytes[0] + store.server_bytes[1] - anchors;
     EXPECT_LE(down, 2 * formula * 1.02) << mode;
-    EXPECT_GT(down, formula) << mode;  // and values did come
+    EXPECT_GT(down, formula) << mode;  // values did come
   }
 }
 
@@ -227,7 +226,7 @@ TEST(StoreTest, EveryCodecTrainsInEveryMode) {
           "ternary:threshold=1"}) {
       StoreRanks store{.workers = 3, .servers = 2, .mode = mode, .codec = codec};
       store.Run([&](std::unique_ptr<StoreWorker>& kv) {
-        // The gradient of |w - target|^2 / 2, seen with noise.
+        // A noisy gradient of |w - target|^2 / 2.
         const size_t n = 5000, steps = 150;
         const std::vector<float> noise = Normal(n + steps, kv->rank());
         std::vector<float> w(n, 0.0f), target = Normal(n, 77), g(n);
@@ -266,7 +265,7 @@ TEST(StoreTest, ASlowWorkerStopsNobodyInAsyncAndTheBoundHoldsInSsp) {
       ASSERT_TRUE(kv->SetOptimizer("add:lr=1").ok());
       for (int step = 0; step < 40; ++step) {
         if (kv->rank() == 1) {
-          // Until the fast one is done (async), or has come as far as it may.
+          // Waits until the fast worker is done (async), or is as far ahead as it may be.
           const absl::MutexLock lock(&mu);
           const int bound = std::string(mode) == "async" ? 40 : std::min(40, 4 * (step + 1));
           const auto done = [&] { return ahead >= bound; };
@@ -284,13 +283,13 @@ TEST(StoreTest, ASlowWorkerStopsNobodyInAsyncAndTheBoundHoldsInSsp) {
       ASSERT_TRUE(kv->Barrier().ok());
       ASSERT_TRUE(kv->Pull("w", View(w), 0).ok());
       ASSERT_TRUE(kv->WaitAll().ok());
-      EXPECT_EQ(w[0], 80.0f) << mode;  // every push once
+      EXPECT_EQ(w[0], 80.0f) << mode;  // every push counts once
     });
   }
 }
 
-// A pull that is answered while its worker is in a barrier would have the others wait for a push
-// that does not come.
+// If a pull were answered while its worker is in a barrier, the others would wait for a push that
+// does not come.
 TEST(StoreTest, ABarrierWithPullsUnderWayStopsNobodyInSsp) {
   StoreRanks store{.workers = 2, .mode = "ssp:staleness=1"};
   store.Run([&](std::unique_ptr<StoreWorker>& kv) {
@@ -324,7 +323,7 @@ TEST(StoreTest, AHeldPushCountsWhenItsWorkerCloses) {
         ASSERT_TRUE(kv->PushPull("w", View(g), View(w), 0).ok());
         ASSERT_TRUE(kv->WaitAll().ok());
       }
-      ASSERT_TRUE(kv->Push("w", View(g), 0).ok());  // held for the other's gradient
+      ASSERT_TRUE(kv->Push("w", View(g), 0).ok());  // held until the other's gradient comes
       kv.reset();
       has_closed.Notify();
       return;
@@ -355,8 +354,8 @@ TEST(StoreTest, WorkersThatDisagreeAreToldBothSides) {
   });
 }
 
-// Servers keep what one worker has pushed until all have, so a push waits when it is that far
-// ahead.
+// Servers keep a worker's pushes until all workers have pushed, so a push waits if its worker is
+// too far ahead.
 TEST(StoreTest, APushWaitsForOthersThatAreTooFarBehind) {
   for (const size_t width : {0, 4}) {
     StoreRanks store{.workers = 2, .servers = 2};
@@ -389,7 +388,7 @@ TEST(StoreTest, APushWaitsForOthersThatAreTooFarBehind) {
 
 TEST(StoreTest, APushThatWaitsForAWorkerThatPushesNothingNamesIt) {
   StoreRanks store{.workers = 2};
-  store.timeout = std::chrono::seconds(3);  // for all that must succeed before, too
+  store.timeout = std::chrono::seconds(3);  // also for all that must succeed before
   absl::Notification failed;
   store.Run([&](std::unique_ptr<StoreWorker>& kv) {
     std::vector<float> w(10);

@@ -17,7 +17,7 @@
 namespace thinwire {
 namespace {
 
-// A program that does not set the queue has the stand-in for a device among its libraries.
+// If the program has not set a queue, one of its libraries is the stand-in for a device.
 FakeQueue QueueOf(FakeNccl& fake) {
   if (fake.queue == nullptr) {
     fake.queue = reinterpret_cast<FakeQueue>(dlsym(RTLD_DEFAULT, "tw_host_device_queue"));
@@ -36,7 +36,7 @@ constexpr int kDefaultCtas = 32;
 // The CTAs of all devices.
 class Ctas {
  public:
-  // False if the kernel's rank has aborted before there was room for it.
+  // Returns false if the kernel's rank aborted before there was room.
   bool Take(const Kernel& kernel) {
     FakeNccl& fake = FakeControls();
     const absl::MutexLock lock(&mu_);
@@ -47,7 +47,7 @@ class Ctas {
     };
     if (!fits()) {
       ++fake.waiting_for_ctas;
-      // Not every change of what it depends on is one of this lock's.
+      // Some conditions change without this lock, so it polls.
       while (!fits() && !kernel.world->has_aborted(kernel.rank)) {
         changed_.WaitWithTimeout(&mu_, absl::Milliseconds(5));
       }
@@ -68,7 +68,7 @@ class Ctas {
  private:
   absl::Mutex mu_;
   absl::CondVar changed_;
-  std::map<int, int> taken_ ABSL_GUARDED_BY(mu_);  // of a device
+  std::map<int, int> taken_ ABSL_GUARDED_BY(mu_);  // by device
 };
 
 Ctas& TheCtas() {
@@ -76,7 +76,7 @@ Ctas& TheCtas() {
   return ctas;
 }
 
-// NCCL's own thread, which launches what does not block. NCCL has one for each group.
+// NCCL's thread that launches the groups of non-blocking communicators. NCCL has one per group.
 class Launcher {
  public:
   Launcher() {
@@ -109,7 +109,7 @@ class Launcher {
 };
 
 void HandToLauncher(FakeCommunicator* comm) {
-  static auto& launcher = *new Launcher;  // it lives as long as the process
+  static auto& launcher = *new Launcher;  // lives as long as the process
   launcher.Take(comm);
 }
 
@@ -126,7 +126,7 @@ void RunKernel(void* argument) {
   if (late > 0) std::this_thread::sleep_for(std::chrono::microseconds(random() % (late + 1)));
 }
 
-// What a group holds, for the counts.
+// Returns true if the group has a block of this kind, for the counts.
 bool Holds(const FakeGroup& group, FakeKind kind) {
   for (const FakeGroup::Block& block : group.blocks) {
     if (block.kind == kind) return true;
@@ -134,9 +134,8 @@ bool Holds(const FakeGroup& group, FakeKind kind) {
   return false;
 }
 
-// NCCL runs a group's collectives first, the largest before the others, and its messages after
-// them. A rank that groups what another rank does not may therefore wait for it for ever, unless
-// all are messages.
+// NCCL runs a group's collectives first, the largest before the others, and then its messages. If
+// ranks group them differently, one may wait for another forever, unless all of them are messages.
 bool IsOneOrder(const FakeGroup& group) {
   return group.after.empty() || (group.after.size() == 1 && !Holds(group, FakeKind::kMessage));
 }

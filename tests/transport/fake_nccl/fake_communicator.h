@@ -1,5 +1,5 @@
-// Communicators of the fake NCCL: how each is made and goes on, and how its groups of calls become
-// kernels.
+// Communicators of the fake NCCL: how each is created and makes progress, and how its groups of
+// calls become kernels.
 #ifndef THINWIRE_TESTS_TRANSPORT_FAKE_NCCL_FAKE_COMMUNICATOR_H_
 #define THINWIRE_TESTS_TRANSPORT_FAKE_NCCL_FAKE_COMMUNICATOR_H_
 
@@ -13,43 +13,43 @@
 
 namespace thinwire {
 
-// Those of this copy of the library.
+// The controls of this copy of the library.
 FakeNccl& FakeControls();
 
-// Returns once the whole device has nothing to do.
+// Returns once all work of the device is done.
 void FakeAwaitDevice();
 
 enum class FakeState { kJoining, kReady, kFinalizing, kFinal, kEnded };
 
-// One that blocks is held to less: it may be used outside of groups, on any stream, and destroyed
-// at any time.
+// A blocking communicator has fewer rules: it may be used outside of groups, on any stream, and be
+// destroyed at any time.
 struct FakeCommunicator {
   FakeCommunicator(std::shared_ptr<FakeWorld> world, int rank, int size, bool blocks, int ctas)
       : world(std::move(world)), rank(rank), size(size), blocks(blocks), ctas(ctas) {}
 
-  // Makes one. It is never freed, so that a call that comes too late is found.
+  // Creates a communicator. It is never freed, so that late calls are noticed.
   static NcclHandle Enter(std::shared_ptr<FakeWorld> world, int rank, int size, bool blocks,
                           int ctas = kNcclDefault);
 
-  // Goes on by a step, and says where it stands.
+  // Advances the communicator by a step, and returns its state.
   NcclResult Progress();
-  // Ends the open group of a communicator that does not block: it is launched later.
+  // Ends the open group of a non-blocking communicator, which is launched later.
   void LaunchLater();
   void AwaitLauncher() const;
-  // Nothing will be launched from here on.
+  // After this nothing is launched.
   void DropLaunch();
   // Queues the kernel of the open group.
   void Launch();
-  // Marks the blocks of the open group that lie in registered memory; true if all do.
+  // Marks the blocks of the open group that lie in registered memory; returns true if all do.
   bool LookWhereBlocksLie();
 
   const std::shared_ptr<FakeWorld> world;
   const int rank, size;
   const bool blocks;
-  const int ctas;  // that each of its kernels occupies
+  const int ctas;  // CTAs that each of its kernels occupies
   FakeState state = FakeState::kJoining;
   std::atomic<bool> in_progress{false};  // between the group's end and its launch
-  bool waits_for_clock = false;          // to come to launch_at
+  bool waits_for_clock = false;          // until it reaches launch_at
   int launch_at = 0;
   int groups = 0;
   std::unique_ptr<FakeGroup> open;  // between start and end, or in progress
@@ -61,7 +61,7 @@ inline FakeCommunicator& FakeOf(NcclHandle handle) {
   return *reinterpret_cast<FakeCommunicator*>(handle);
 }
 
-// One call of a communicator; NCCL takes one at a time.
+// A call on a communicator; NCCL allows only one at a time.
 class FakeCall {
  public:
   explicit FakeCall(NcclHandle handle) : comm_(FakeOf(handle)) {

@@ -1,4 +1,4 @@
-// The part of the interface that NCCL has since 2.19: a fake without this file is an older one.
+// Functions that NCCL has since 2.19. A fake without this file is an older NCCL.
 #include <cstddef>
 
 #include "tests/transport/fake_nccl/fake_communicator.h"

@@ -32,14 +32,14 @@ std::shared_ptr<FakeWorld> WorldOf(const NcclUniqueId& id, int size) {
   return world;
 }
 
-// What a thread has between ncclGroupStart and ncclGroupEnd.
+// A thread's state between ncclGroupStart and ncclGroupEnd.
 struct OpenGroups {
   int count = 0;
   std::vector<FakeCommunicator*> grouped;
 };
 
-// The calling thread's. Not thread_local: the thread sanitizer ends a program in which a library
-// with such variables is loaded while threads come and go.
+// The calling thread's state. Not thread_local: the thread sanitizer aborts a program that loads a
+// library with such variables while threads start and end.
 OpenGroups& Own() {
   static absl::Mutex mu;
   static std::map<std::thread::id, OpenGroups> of_threads;
@@ -66,7 +66,7 @@ NcclResult EndGroup() {
   return result;
 }
 
-// The group that a thread has open on a communicator; null if none may be.
+// Returns the group that a thread has open on a communicator; null if none is allowed.
 FakeGroup* GroupOf(FakeCommunicator& comm, NcclStream stream) {
   if (comm.blocks && comm.state == FakeState::kJoining) {
     comm.world->AwaitAll();
@@ -84,7 +84,7 @@ FakeGroup* GroupOf(FakeCommunicator& comm, NcclStream stream) {
   return comm.open.get();
 }
 
-// Calls add(group), in a group of its own if the caller has none, and may.
+// Calls add(group). Opens a group for it if the caller has none and the communicator is blocking.
 template <typename Adder>
 NcclResult Add(NcclHandle handle, NcclStream stream, Adder add) {
   FakeCall comm(handle);
@@ -115,7 +115,7 @@ THINWIRE_FAKE const char* ncclGetErrorString(NcclResult result) {
 }
 THINWIRE_FAKE const char* ncclGetLastError(NcclHandle) { return "the fake's last words"; }
 
-// An id holds a number, and the address of a socket: on loopback.
+// An id holds a number and the address of a loopback socket.
 THINWIRE_FAKE NcclResult ncclGetUniqueId(NcclUniqueId* id) {
   static std::atomic<uint64_t> next{1};
   const uint64_t key = next++;
@@ -124,7 +124,7 @@ THINWIRE_FAKE NcclResult ncclGetUniqueId(NcclUniqueId* id) {
   std::memcpy(id->bytes, &key, sizeof(key));
   sockaddr_in here = {};
   here.sin_family = AF_INET;
-  here.sin_port = htons(1);  // nobody calls it
+  here.sin_port = htons(1);  // never connected to
   here.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   std::memcpy(id->bytes + sizeof(key), &here, sizeof(here));
   return kNcclOk;
@@ -175,7 +175,7 @@ THINWIRE_FAKE NcclResult ncclCommUserRank(NcclHandle handle, int* rank) {
   *rank = FakeOf(handle).rank;
   return kNcclOk;
 }
-// Rank r is taken to be on device r.
+// Rank r uses device r.
 THINWIRE_FAKE NcclResult ncclCommCuDevice(NcclHandle handle, int* ordinal) {
   return ncclCommUserRank(handle, ordinal);
 }
@@ -249,8 +249,8 @@ THINWIRE_FAKE NcclResult ncclAllGather(const void* send, void* recv, size_t coun
 
 namespace {
 
-// Everybody sends each rank what that one adds up: its own part of `send`, or all of it, which is
-// the same for all (`apart` is 0).
+// Every rank sends each peer the elements which that peer adds up: the peer's part of `send`, or
+// all of it if `apart` is 0.
 NcclResult Reduce(const void* send, void* recv, size_t count, int type, int op, size_t apart,
                   NcclHandle handle, NcclStream stream) {
   const size_t bytes = count * FakeSizeOf(type);
@@ -281,7 +281,7 @@ THINWIRE_FAKE NcclResult ncclReduceScatter(const void* send, void* recv, size_t 
   return Reduce(send, recv, count, type, op, 1, handle, stream);
 }
 
-// As of 2.31: the configuration of a call, whose first field is its size.
+// Since 2.31: a call's configuration, whose first field is its size.
 THINWIRE_FAKE NcclResult ncclAllReduceConfig(const void* send, void* recv, size_t count, int type,
                                              int op, NcclHandle handle, NcclStream stream,
                                              const size_t* config) {

@@ -1,4 +1,4 @@
-// Reductions of the fake NCCL: elements of all ranks, in rank order.
+// Reductions of the fake NCCL: elements of all ranks are added in rank order.
 #ifndef THINWIRE_TESTS_TRANSPORT_FAKE_NCCL_FAKE_REDUCE_H_
 #define THINWIRE_TESTS_TRANSPORT_FAKE_NCCL_FAKE_REDUCE_H_
 
@@ -10,7 +10,7 @@
 
 namespace thinwire {
 
-// By NCCL's numbers.
+// NCCL's numbers.
 enum FakeType : int {
   kFakeInt8 = 0,
   kFakeUint8,
@@ -25,7 +25,7 @@ enum FakeType : int {
 };
 enum FakeOp : int { kFakeSum = 0, kFakeProd, kFakeMax, kFakeMin, kFakeAvg };
 
-// 0: unknown.
+// Returns bytes per element; 0: unknown type.
 inline size_t FakeSizeOf(int type) {
   constexpr size_t kSizes[] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2};
   return type >= 0 && type <= kFakeBf16 ? kSizes[type] : 0;
@@ -73,7 +73,7 @@ inline void FakeWrite(double value, uint8_t* to, int type) {
   }
 }
 
-// `inputs` holds the elements of `ranks` ranks, one rank's after another's.
+// `inputs` holds the elements of `ranks` ranks, one rank after another.
 inline void FakeReduce(const uint8_t* inputs, int ranks, size_t count, int type, int op,
                        uint8_t* out) {
   const size_t size = FakeSizeOf(type);

@@ -4,7 +4,7 @@
 
 namespace thinwire {
 
-// Never destroyed: the memory of an abort that did not come back is left, and is still known here.
+// Never destroyed: memory of an abort that did not return is left allocated, and stays known here.
 FakeRegistry& TheFakeRegistry() {
   static FakeRegistry& registry = *new FakeRegistry;
   return registry;

@@ -1,4 +1,4 @@
-// The memory that the fake NCCL has given out, and what its communicators know of it.
+// The memory that the fake NCCL has allocated, and the registrations of its communicators.
 #ifndef THINWIRE_TESTS_TRANSPORT_FAKE_NCCL_FAKE_REGISTRY_H_
 #define THINWIRE_TESTS_TRANSPORT_FAKE_NCCL_FAKE_REGISTRY_H_
 
@@ -15,23 +15,21 @@ namespace thinwire {
 
 struct FakeCommunicator;
 
-// What NCCL's documentation forbids is refused, and for the caller to count: each function returns
-// false then.
+// Functions return false if NCCL's documentation forbids the call; callers count these.
 class FakeRegistry {
  public:
-  // Null if there would be more than most_bytes in all; -1: any number.
+  // Returns null if more than most_bytes would be allocated in total; -1: any number.
   void* Allocate(size_t bytes, int most_bytes);
-  // Refuses other memory, and what a communicator still knows.
+  // Refuses unknown memory, and memory that is still registered.
   bool Free(void* memory);
 
-  // Refuses memory that was not allocated here, and what the communicator knows already. `key` is
-  // never null.
+  // Refuses memory that was not allocated here or is registered already. `key` is never null.
   bool Register(const FakeCommunicator* comm, void* memory, size_t bytes, void** key);
   bool Deregister(const FakeCommunicator* comm, void* key);
-  // The communicator ends; how much of it was still registered.
+  // Ends a communicator; returns how many of its registrations were left.
   int Forget(const FakeCommunicator* comm);
 
-  // Whether all of the block lies in memory that the communicator knows.
+  // Returns true if the communicator has registered all of the block's memory.
   bool Knows(const FakeCommunicator* comm, const uint8_t* block, size_t bytes);
 
  private:
@@ -42,11 +40,11 @@ class FakeRegistry {
   };
 
   absl::Mutex mu_;
-  std::map<void*, size_t> memory_ ABSL_GUARDED_BY(mu_);  // bytes
+  std::map<void*, size_t> memory_ ABSL_GUARDED_BY(mu_);  // by address: bytes
   std::map<void*, std::unique_ptr<Registration>> registrations_ ABSL_GUARDED_BY(mu_);
 };
 
-// That of this copy of the library.
+// The registry of this copy of the library.
 FakeRegistry& TheFakeRegistry();
 
 }  // namespace thinwire

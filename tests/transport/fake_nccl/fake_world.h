@@ -1,8 +1,8 @@
-// What the ranks of one unique id of the fake NCCL share: blocks on their way.
+// The state shared by the ranks of one unique id of the fake NCCL: blocks on their way.
 //
-// Like NCCL, a group of sends and receives is matched with the peers' by the order in which each
-// pair of ranks has issued them, as work of a stream that ends with the group; aborting ends it.
-// Blocks whose sizes or kinds disagree never meet.
+// As in NCCL, groups of sends and receives are matched by the order in which each pair of ranks has
+// issued them. They are work on a stream, which ends with the group or by an abort. Blocks whose
+// sizes or kinds differ never match.
 #ifndef THINWIRE_TESTS_TRANSPORT_FAKE_NCCL_FAKE_WORLD_H_
 #define THINWIRE_TESTS_TRANSPORT_FAKE_NCCL_FAKE_WORLD_H_
 
@@ -21,10 +21,10 @@
 
 namespace thinwire {
 
-// What a block is a part of.
+// The kind of operation that a block belongs to.
 enum class FakeKind { kMessage, kGather, kReduce };
 
-// What one rank issues between two other calls, or by itself.
+// The calls that one rank issues between ncclGroupStart and ncclGroupEnd, or a single call.
 struct FakeGroup {
   struct Block {
     int peer;
@@ -32,10 +32,10 @@ struct FakeGroup {
     uint8_t* in;         // or null
     size_t bytes;
     FakeKind kind = FakeKind::kMessage;
-    bool registered = false;  // it lies in memory that its communicator knows
+    bool registered = false;  // lies in memory registered with its communicator
   };
   std::vector<Block> blocks;
-  std::vector<std::function<void()>> after;  // done on the stream when all blocks are there
+  std::vector<std::function<void()>> after;  // run on the stream once all blocks have arrived
   int number = 0;
   NcclStream stream = nullptr;
 };
@@ -57,7 +57,7 @@ class FakeWorld {
     const absl::MutexLock lock(&mu_);
     mu_.Await(absl::Condition(&all));
   }
-  // How many blocks went from registered memory to other memory, or back, which NCCL forbids.
+  // Returns how many blocks went between registered and other memory, which NCCL forbids.
   int mixed() const {
     const absl::MutexLock lock(&mu_);
     return mixed_;
@@ -71,15 +71,15 @@ class FakeWorld {
     aborted_[rank] = true;
   }
 
-  // A kernel: returns when all blocks of the group are there and gone, or its rank has aborted.
+  // A kernel: returns once all blocks of the group have arrived and left, or its rank has aborted.
   void Run(int rank, const FakeGroup& group, bool hangs) {
     if (Exchange(rank, group, hangs)) {
       for (const auto& work : group.after) work();
     }
   }
 
-  // The worlds that the ranks' colors make of this one. Waits for all ranks; null for a negative
-  // color. Ranks call it in the same order.
+  // Splits this world by the ranks' colors. Waits for all ranks; the world is null for a negative
+  // color. All ranks must call it in the same order.
   struct Part {
     std::shared_ptr<FakeWorld> world;
     int rank = 0, size = 0;
@@ -103,7 +103,7 @@ class FakeWorld {
   }
 
  private:
-  // A block that a rank sends: its peer copies it.
+  // A block that a rank sends. The peer copies it.
   struct Message {
     const uint8_t* data;
     size_t bytes;
@@ -119,7 +119,7 @@ class FakeWorld {
 
   bool is_complete() const ABSL_SHARED_LOCKS_REQUIRED(mu_) { return joined_ == aborted_.size(); }
 
-  // False if the rank has aborted.
+  // Returns false if the rank has aborted.
   bool Exchange(int rank, const FakeGroup& group, bool hangs) {
     std::deque<Message> sent;
     const absl::MutexLock lock(&mu_);
@@ -164,7 +164,7 @@ class FakeWorld {
   std::vector<bool> aborted_ ABSL_GUARDED_BY(mu_);
   std::map<std::pair<int, int>, std::deque<Message*>> wires_ ABSL_GUARDED_BY(mu_);  // from, to
   int mixed_ ABSL_GUARDED_BY(mu_) = 0;
-  std::map<int, int> splits_ ABSL_GUARDED_BY(mu_);  // of a rank
+  std::map<int, int> splits_ ABSL_GUARDED_BY(mu_);  // by rank
   std::map<int, Colors> colors_ ABSL_GUARDED_BY(mu_);
 };
 
