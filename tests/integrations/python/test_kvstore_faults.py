@@ -1,6 +1,8 @@
 """thinwire.kvstore when processes are killed, come back and come later, and servers' journals."""
 
 import contextlib
+import os
+import shutil
 import time
 
 import pytest
@@ -246,6 +248,59 @@ def test_a_killed_server_that_is_started_again_has_the_same_bits(serving, tmp_pa
         output = worker.printed.read_text()
     assert float(output.split()[-2]) >= AWAY_S, f"it has waited: {output}"
     assert not list(journal.iterdir()), "a run that is over needs none"
+
+
+ENDED = '''
+"""One push, and the end of the store when the file is there."""
+import os, sys, time
+import thinwire.kvstore as kvs
+import torch
+
+kv = kvs.create("dist_sync", timeout_s=60)
+w = torch.zeros(1000)
+kv.init("w", w)
+kv.pushpull("w", torch.ones(1000), out=w)
+kv.wait()
+print("now", flush=True)
+while not os.path.exists(sys.argv[1]):
+    time.sleep(0.01)
+kv.close()
+'''
+
+
+@pytest.mark.parametrize("serving", [ENDED, SERVES], ids=["create", "serve"])
+def test_a_server_that_comes_back_when_the_run_is_over_ends(serving, tmp_path):
+    """It was killed when all workers had left, and the rendezvous store is gone with them. A hard
+    link keeps the journal, which the end of the run removes. A new run may take the folder."""
+    end, kept = tmp_path / "end", tmp_path / "kept"
+    journal = tmp_path / "journal" / "server-0.journal"
+    program_of = [tmp_path / f"{rank}.py" for rank in range(2)]
+    for program, text in zip(program_of, (ENDED, serving), strict=True):
+        program.write_text(text)
+    own = {"THINWIRE_SERVERS": "1", "THINWIRE_KV_JOURNAL": str(journal.parent)}
+    with reserved_port() as port, contextlib.ExitStack() as stack:
+
+        def start(rank):
+            each = [variables(rank, 2, port) | own]
+            programs = started_programs(program_of[rank], str(end), environments=each)
+            return stack.enter_context(programs)[0]
+
+        members = [start(0), start(1)]
+        members[0].await_lines(1)
+        os.link(journal, kept)
+        end.write_text("")
+        values_of(members)
+        assert not journal.exists()
+        shutil.copy2(kept, journal)
+        again = start(1)
+        values_of([again])
+        assert "is over, since all workers had left" in again.printed.read_text()
+        assert not journal.exists()
+
+        os.utime(kept, (0, 0))  # a run of long ago: whoever finds it belongs to another one
+        shutil.copy2(kept, journal)
+        values_of([start(1), start(0)])
+        assert [path.name for path in journal.parent.iterdir()] == ["server-0.journal.old"]
 
 
 LOST = '''
