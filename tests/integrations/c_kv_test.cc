@@ -306,7 +306,7 @@ class CKvJournalOfAnEndedRun : public testing::Test {
 };
 
 TEST_F(CKvJournalOfAnEndedRun, EndsAServerWithoutAPlaceToMeet) {
-  std::ofstream(path_, std::ios::app) << "a record that was being written, of which it has no end";
+  std::ofstream(path_, std::ios::app) << "a record that was being written";
   EXPECT_EQ(ServeWithoutAPlace(), TW_OK) << tw_last_error();
   EXPECT_FALSE(std::filesystem::exists(path_));
   // Without a journal there may be a run that has not begun.

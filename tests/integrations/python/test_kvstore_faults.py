@@ -251,8 +251,8 @@ def test_a_killed_server_that_is_started_again_has_the_same_bits(serving, tmp_pa
 
 
 ENDED = '''
-"""One push, and the end of the store when the file is there."""
-import os, sys, time
+"""One push. Keeps the journal by a hard link, since the end of the run removes it."""
+import os, sys
 import thinwire.kvstore as kvs
 import torch
 
@@ -261,45 +261,49 @@ w = torch.zeros(1000)
 kv.init("w", w)
 kv.pushpull("w", torch.ones(1000), out=w)
 kv.wait()
-print("now", flush=True)
-while not os.path.exists(sys.argv[1]):
-    time.sleep(0.01)
+os.link(*sys.argv[1:])
 kv.close()
 '''
 
 
-@pytest.mark.parametrize("serving", [ENDED, SERVES], ids=["create", "serve"])
-def test_a_server_that_comes_back_when_the_run_is_over_ends(serving, tmp_path):
-    """It was killed when all workers had left, and the rendezvous store is gone with them. A hard
-    link keeps the journal, which the end of the run removes. A new run may take the folder."""
-    end, kept = tmp_path / "end", tmp_path / "kept"
+def test_a_server_that_comes_back_when_the_run_is_over_ends(tmp_path, monkeypatch, caplog):
+    """It was killed when all workers had left, and the rendezvous store is gone with them. A new
+    run may take the folder."""
+    program, kept = tmp_path / "ended.py", tmp_path / "kept"
+    program.write_text(ENDED)
     journal = tmp_path / "journal" / "server-0.journal"
-    program_of = [tmp_path / f"{rank}.py" for rank in range(2)]
-    for program, text in zip(program_of, (ENDED, serving), strict=True):
-        program.write_text(text)
     own = {"THINWIRE_SERVERS": "1", "THINWIRE_KV_JOURNAL": str(journal.parent)}
-    with reserved_port() as port, contextlib.ExitStack() as stack:
 
-        def start(rank):
-            each = [variables(rank, 2, port) | own]
-            programs = started_programs(program_of[rank], str(end), environments=each)
-            return stack.enter_context(programs)[0]
+    def serve():
+        kvserver.serve_here(timeout_s=60)
 
-        members = [start(0), start(1)]
-        members[0].await_lines(1)
-        os.link(journal, kept)
-        end.write_text("")
-        values_of(members)
+    def create():
+        with pytest.raises(SystemExit) as exit:
+            kvstore.create("dist_sync", timeout_s=60)
+        assert exit.value.code == 0
+
+    with reserved_port() as port:
+        for name, value in (variables(1, 2, port) | own).items():
+            monkeypatch.setenv(name, value)
+
+        def run():
+            worker, arguments = [variables(0, 2, port) | own], (str(journal), str(kept))
+            with started_programs(program, *arguments, environments=worker) as started:
+                serve()
+                values_of(started)
+
+        run()
         assert not journal.exists()
-        shutil.copy2(kept, journal)
-        again = start(1)
-        values_of([again])
-        assert "is over, since all workers had left" in again.printed.read_text()
-        assert not journal.exists()
+        for again in (serve, create):
+            shutil.copy(kept, journal)
+            caplog.clear()
+            again()
+            assert "is over, since all workers had left" in caplog.text
+            assert not journal.exists()
 
-        os.utime(kept, (0, 0))  # a run of long ago: whoever finds it belongs to another one
-        shutil.copy2(kept, journal)
-        values_of([start(1), start(0)])
+        kept.rename(journal)
+        os.utime(journal, (0, 0))  # long ago, so the folder has a new run
+        run()
         assert [path.name for path in journal.parent.iterdir()] == ["server-0.journal.old"]
 
 
