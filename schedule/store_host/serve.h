@@ -28,10 +28,10 @@ inline int WorkerOfRank(int workers, int servers, int rank) {
 // DeadlineExceeded after the options' timeout without any worker.
 //
 // With a journal, which has begun: what it holds is replayed first, every input is appended before
-// it is applied, and the file is removed when the last answers are delivered, also of a failed store,
-// whose workers have all been told. Workers that do not come back within the timeout are lost. DataLoss for a damaged
-// journal, which stays. Why there is no journal, or it can't be replayed, is the store's failure:
-// workers that come within the timeout are told.
+// it is applied, and the file is removed when the last answers are delivered, also of a failed
+// store, whose workers have all been told. Workers that do not come back within the timeout are
+// lost. DataLoss for a damaged journal, which stays. Why there is no journal, or it can't be
+// replayed, is the store's failure: workers that come within the timeout are told.
 absl::Status Serve(MessagePlane& plane, StoreServer::Options options,
                    absl::StatusOr<Journal*> journal = nullptr);
 

@@ -331,9 +331,8 @@ TEST_F(CKvJournalOfAnEndedRun, DoesNotEndAServerOfAnotherRun) {
   EXPECT_EQ(ServeWithoutAPlace([](tw_kv_options* options) { options->servers = 2; }),
             TW_INVALID_ARGUMENT);
   EXPECT_TRUE(std::filesystem::exists(path_));
-  RunStore(2, 1, Meeting("next"), [](int, tw_kv* kv) {
-    EXPECT_EQ(tw_kv_barrier(kv), TW_OK) << tw_last_error();
-  });
+  RunStore(2, 1, Meeting("next"),
+           [](int, tw_kv* kv) { EXPECT_EQ(tw_kv_barrier(kv), TW_OK) << tw_last_error(); });
   EXPECT_FALSE(std::filesystem::exists(path_));
   EXPECT_TRUE(std::filesystem::exists(path_ + ".old"));
 }
