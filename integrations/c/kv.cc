@@ -115,8 +115,19 @@ absl::Status ServeStore(const tw_kv_options& in) {
       place->former_port = (*opened)->former()->port;
     }
   }
+  const StoreServer::Options options{.server = server,
+                                     .workers = place->workers,
+                                     .servers = place->servers,
+                                     .timeout = place->timeout};
   const absl::StatusOr<StoreMembership> joined = JoinStore(*place);
-  if (!joined.ok()) return joined.status();
+  if (!joined.ok()) {
+    const bool has_place = place->store != nullptr || !place->local_group.empty();
+    Journal* const found = opened.ok() ? opened->get() : nullptr;
+    if (has_place || found == nullptr) return joined.status();
+    const bool is_over = IsOver(*found, options);
+    if (is_over || !found->former().has_value()) found->Remove();  // opened, it is there
+    return is_over ? absl::OkStatus() : joined.status();
+  }
   absl::StatusOr<Journal*> journal = nullptr;
   if (!joined->failure.ok()) {
     journal = joined->failure;
@@ -132,12 +143,7 @@ absl::Status ServeStore(const tw_kv_options& in) {
       journal = begun;
     }
   }
-  return Serve(*joined->plane,
-               {.server = server,
-                .workers = place->workers,
-                .servers = place->servers,
-                .timeout = place->timeout},
-               journal);
+  return Serve(*joined->plane, options, journal);
 }
 
 absl::Status CheckKv(const char* function, const tw_kv* kv,

@@ -455,7 +455,12 @@ TW_API tw_status tw_zmq_version(const char* library, char* text, size_t capacity
 /* Serves on the calling thread until every worker has left. The status is the store's failure,
  * which its workers have been told; or of the journal, whose file it names: TW_INVALID_ARGUMENT
  * (can't be written), TW_MISMATCH (of other numbers of members, or another process writes it) or
- * TW_DATA_LOSS (damaged). */
+ * TW_DATA_LOSS (damaged).
+ *
+ * A server that was killed when all workers had left, and is started again, may find that the
+ * place to meet is gone. Its caller then unsets store, store_path and local_group: TW_OK if the
+ * journal, written within timeout_ms, says that all had left, and the journal is removed; else
+ * TW_INVALID_ARGUMENT, and the server has to wait for the place as any other. */
 TW_API tw_status tw_kv_serve(const tw_kv_options* options);
 
 /* Returns when all servers are connected. A key is used by one thread at a time. tw_kv_set_codec,

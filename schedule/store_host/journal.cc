@@ -121,6 +121,7 @@ absl::Status Journal::OpenForReading() {
     // Whoever had it may have put another file in its place meanwhile.
   } while (stat(path_.c_str(), &named) != 0 || named.st_ino != opened.st_ino);
   size_ = static_cast<uint64_t>(opened.st_size);
+  last_written_ = std::chrono::system_clock::from_time_t(opened.st_mtime);
   in_.open(path_, std::ios::binary);
   return in_ ? absl::OkStatus() : Failed("read");
 }

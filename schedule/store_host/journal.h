@@ -22,6 +22,7 @@
 #ifndef THINWIRE_SCHEDULE_STORE_HOST_JOURNAL_H_
 #define THINWIRE_SCHEDULE_STORE_HOST_JOURNAL_H_
 
+#include <chrono>
 #include <cstdint>
 #include <fstream>
 #include <functional>
@@ -63,6 +64,8 @@ class Journal {
 
   // The run of an earlier process's file.
   const std::optional<Run>& former() const { return former_; }
+  // By the file system's clock, before this process has written.
+  std::chrono::system_clock::time_point last_written() const { return last_written_; }
   // Once, before the rest. Goes on with the file of this run; FailedPrecondition if it is of other
   // numbers of members. The file of another run is renamed to *.old, over an earlier one.
   absl::Status Begin(const Run& run);
@@ -97,6 +100,7 @@ class Journal {
   const JournalSpec spec_;
   const std::string path_;
   std::optional<Run> former_;
+  std::chrono::system_clock::time_point last_written_;
   Run run_;
   Descriptor file_;
   std::ifstream in_;

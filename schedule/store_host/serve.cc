@@ -134,9 +134,22 @@ absl::Status Serve(MessagePlane& plane, StoreServer::Options options,
       }
     }
   }
-  if (journal != nullptr && unread.ok()) journal->Remove();
   plane.Close(Clock::now() + kFarewell).IgnoreError();
+  // After the last answers: whoever is killed before them must come back and give them.
+  if (journal != nullptr && unread.ok()) journal->Remove();
   return server.failure();
+}
+
+bool IsOver(Journal& journal, StoreServer::Options options) {
+  const std::optional<Journal::Run>& run = journal.former();
+  if (!run.has_value() || run->server != options.server || run->servers != options.servers ||
+      run->workers != options.workers ||
+      std::chrono::system_clock::now() - journal.last_written() > options.timeout) {
+    return false;
+  }
+  options.has_journal = true;
+  StoreServer server(options, CpuBackend(), [](auto&&...) {});
+  return ApplyAll(journal, server).ok() && server.is_deserted() && server.failure().ok();
 }
 
 }  // namespace thinwire

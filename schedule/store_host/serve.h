@@ -28,12 +28,19 @@ inline int WorkerOfRank(int workers, int servers, int rank) {
 // DeadlineExceeded after the options' timeout without any worker.
 //
 // With a journal, which has begun: what it holds is replayed first, every input is appended before
-// it is applied, and the file is removed at the end, also of a failed store, whose workers have all
-// been told. Workers that do not come back within the timeout are lost. DataLoss for a damaged
-// journal, which stays. Why there is no journal, or it can't be replayed, is the store's failure:
-// workers that come within the timeout are told.
+// it is applied, and the file is removed when the last answers are delivered, also of a failed
+// store, whose workers have all been told. Workers that do not come back within the timeout are
+// lost. DataLoss for a damaged journal, which stays. Why there is no journal, or it can't be
+// replayed, is the store's failure: workers that come within the timeout are told.
 absl::Status Serve(MessagePlane& plane, StoreServer::Options options,
                    absl::StatusOr<Journal*> journal = nullptr);
+
+// Says that a journal which has not begun needs no server any more: by it all workers have left,
+// and it was written within the options' timeout, so it is not an old file that a new run finds.
+// The last one may not have heard it, so this counts only where the run's rendezvous store is gone.
+// Replays the journal, of which nothing can be read afterwards. False for one of other numbers of
+// members, of a failed store, or that can't be read.
+bool IsOver(Journal& journal, StoreServer::Options options);
 
 }  // namespace thinwire
 

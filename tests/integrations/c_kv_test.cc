@@ -267,6 +267,76 @@ TEST(CKv, AKilledServerThatIsStartedAgainHasTheSameBits) {
   EXPECT_TRUE(found[0][0] == found[1][0] && found[0][1] == found[1][1]);
 }
 
+// A server that was killed when its two workers had left, or before, and is started again where the
+// place to meet is gone. A hard link keeps the journal, which the end of the run removes.
+class CKvJournalOfAnEndedRun : public testing::Test {
+ protected:
+  void SetUp() override {
+    const std::string kept = folder_.File("kept");
+    RunStore(2, 1, Meeting("first"), [&](int rank, tw_kv* kv) {
+      std::vector<float> w(10, 1.0f);
+      const tw_kv_tensor tensor = {"w", w.data(), w.size(), TW_F32, 0};
+      ASSERT_EQ(tw_kv_init(kv, &tensor, 1), TW_OK) << tw_last_error();
+      if (rank == 0) std::filesystem::create_hard_link(path_, kept);
+      ASSERT_EQ(tw_kv_barrier(kv), TW_OK) << tw_last_error();
+    });
+    ASSERT_FALSE(std::filesystem::exists(path_));
+    std::filesystem::rename(kept, path_);
+  }
+
+  std::function<void(tw_kv_options*)> Meeting(const char* group) {
+    return [this, group](tw_kv_options* options) {
+      options->store_path = folder_.path().c_str();
+      options->group = group;
+      options->journal = journal_.c_str();
+    };
+  }
+  tw_status ServeWithoutAPlace(const std::function<void(tw_kv_options*)>& set = [](auto*) {}) {
+    tw_kv_options options;
+    tw_kv_options_init(&options);
+    options.rank = options.workers = 2;
+    options.journal = journal_.c_str();
+    set(&options);
+    return tw_kv_serve(&options);
+  }
+
+  const thinwire::OwnFolder folder_;
+  const std::string journal_ = folder_.File("journal");
+  const std::string path_ = journal_ + "/server-0.journal";
+};
+
+TEST_F(CKvJournalOfAnEndedRun, EndsAServerWithoutAPlaceToMeet) {
+  std::ofstream(path_, std::ios::app) << "a record that was being written";
+  EXPECT_EQ(ServeWithoutAPlace(), TW_OK) << tw_last_error();
+  EXPECT_FALSE(std::filesystem::exists(path_));
+  // Without a journal there may be a run that has not begun.
+  EXPECT_EQ(ServeWithoutAPlace(), TW_INVALID_ARGUMENT);
+  EXPECT_FALSE(std::filesystem::exists(path_));
+}
+
+TEST_F(CKvJournalOfAnEndedRun, DoesNotEndAServerThatAWorkerMayWaitFor) {
+  // The last worker's leaving is cut off.
+  std::filesystem::resize_file(path_, std::filesystem::file_size(path_) - 1);
+  EXPECT_EQ(ServeWithoutAPlace(), TW_INVALID_ARGUMENT);
+  EXPECT_NE(std::string(tw_last_error()).find("no place to meet"), std::string::npos)
+      << tw_last_error();
+  EXPECT_TRUE(std::filesystem::exists(path_));
+}
+
+TEST_F(CKvJournalOfAnEndedRun, DoesNotEndAServerOfAnotherRun) {
+  const auto now = std::filesystem::last_write_time(path_);
+  std::filesystem::last_write_time(path_, now - std::chrono::hours(1));
+  EXPECT_EQ(ServeWithoutAPlace(), TW_INVALID_ARGUMENT);  // nobody has waited that long
+  std::filesystem::last_write_time(path_, now);
+  EXPECT_EQ(ServeWithoutAPlace([](tw_kv_options* options) { options->servers = 2; }),
+            TW_INVALID_ARGUMENT);
+  EXPECT_TRUE(std::filesystem::exists(path_));
+  RunStore(2, 1, Meeting("next"),
+           [](int, tw_kv* kv) { EXPECT_EQ(tw_kv_barrier(kv), TW_OK) << tw_last_error(); });
+  EXPECT_FALSE(std::filesystem::exists(path_));
+  EXPECT_TRUE(std::filesystem::exists(path_ + ".old"));
+}
+
 TEST(CKv, WrongArgumentsAreRefused) {
   tw_kv* kv = nullptr;
   EXPECT_EQ(tw_kv_create(nullptr, &kv), TW_INVALID_ARGUMENT);

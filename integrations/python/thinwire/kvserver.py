@@ -10,20 +10,29 @@ import math
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from ctypes import byref
+from typing import TypeVar
 
 from thinwire import _library, config, launch
 from thinwire.comm import Store, StoreCallbacks
-from thinwire.errors import InvalidArgumentError
+from thinwire.errors import (
+    Error,
+    InvalidArgumentError,
+    PeerLostError,
+    TimeoutError,
+    UnavailableError,
+)
 from thinwire.options import Config, milliseconds
 from thinwire.tcp_store import TcpStore
 
 _log = logging.getLogger("thinwire")
+_T = TypeVar("_T")
 
 DEFAULT_TIMEOUT_S = 60.0
 _TOKEN = "/kv/token"  # the key that worker 0 sets first (schedule/store_host/join_store.cc)
 ATTEMPT = "TORCHELASTIC_RESTART_COUNT"  # members of one attempt meet under its number
+_LOOK_S = 2.0  # for the rendezvous store, before the journal is asked if the run is over
 
 
 def serve_here(
@@ -43,12 +52,17 @@ def serve_here(
         )
     options = store_options(settings, journal)
     place(options, role, settings)
-    seconds = options.timeout_ms / 1000
-    if role.rank is None:
-        store = TcpStore(role.address, role.port, "", seconds)
-    else:
-        store = TcpStore(role.address, role.port, os.environ.get(ATTEMPT, "0"), seconds)
-        store.come()
+    prefix = "" if role.rank is None else os.environ.get(ATTEMPT, "0")
+
+    def connect(seconds: float) -> TcpStore:
+        store = TcpStore(role.address, role.port, prefix, seconds)
+        if role.rank is not None:
+            store.come()
+        return store
+
+    store = meet(options, role, connect)
+    if store is None:
+        return
     options.rank = rank_of(role, store)
     if awaits_workers:
         store.get(group_of(0).decode() + _TOKEN, math.inf)
@@ -96,6 +110,42 @@ def rank_of(role: launch.StoreRole, meeting) -> int:
     return number if role.role == "worker" else role.workers + number
 
 
+def meet(
+    options: _library.KvOptions, role: launch.StoreRole, connect: Callable[[float], _T]
+) -> _T | None:
+    """Return connect(seconds), where the timeout is, and the members meet; or None for a server
+    that finds nobody there, and whose journal says that the run is over."""
+    seconds = options.timeout_ms / 1000
+    if role.role != "server" or not options.journal or role.rank is None:
+        return connect(seconds)
+    try:
+        return connect(min(seconds, _LOOK_S))
+    except (TimeoutError, UnavailableError):
+        options.rank = role.rank
+        if _is_over(options):
+            return None
+    return connect(seconds)
+
+
+def _is_over(options: _library.KvOptions) -> bool:
+    """Return whether all workers had left by the journal, which is removed then. The rendezvous
+    store is gone."""
+    alone = _library.KvOptions.from_buffer_copy(options)
+    alone.store = _library.Store()
+    try:
+        _library.check(_library.load().tw_kv_serve(byref(alone)))
+    except Error:  # it goes on, and says at the store why it can't
+        return False
+    _log.warning(
+        "server %d of %d: the run of the journal in %s is over, since all workers had left, and "
+        "nobody is there for another one; for a new run, start the server again",
+        options.rank - options.workers,
+        options.servers,
+        options.journal.decode(),
+    )
+    return True
+
+
 def group_of(number: int) -> bytes:
     """The key prefix of the process's store with that number, from 0."""
     return f"thinwire.kvstore/{number}".encode()
@@ -108,8 +158,13 @@ def serve(options: _library.KvOptions, store: Store, number: int) -> None:
     callbacks = StoreCallbacks(store)
     options.store = callbacks.struct
     _log.info("server %d of %d", options.rank - options.workers, options.servers)
-    with _ended_by_ctrl_c(), callbacks.used():
-        _library.check(_library.load().tw_kv_serve(byref(options)))
+    try:
+        with _ended_by_ctrl_c(), callbacks.used():
+            _library.check(_library.load().tw_kv_serve(byref(options)))
+    except (PeerLostError, TimeoutError):
+        # Rank 0's process, which held the store, may have ended while this one met it.
+        if not options.journal or not _is_over(options):
+            raise
 
 
 @contextlib.contextmanager

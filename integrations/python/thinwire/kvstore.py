@@ -81,9 +81,9 @@ def create(
         timeout_s: of meeting and of each wait; None: THINWIRE_TIMEOUT_S, else 60.
         journal: a folder in which servers keep journals: one that was killed and is started again
             on its host, with its rank, goes on with the same bits, and workers wait for it until
-            timeout_s. "FOLDER,bytes=N": a snapshot after N bytes of messages (2^30);
-            ",durable=fsync": on the disk before they are answered. None: THINWIRE_KV_JOURNAL, else
-            none. "local" has none.
+            timeout_s; it exits if all workers had left. "FOLDER,bytes=N": a snapshot after N bytes
+            of messages (2^30); ",durable=fsync": on the disk before they are answered. None:
+            THINWIRE_KV_JOURNAL, else none. "local" has none.
 
     Raises DataLossError for a damaged journal, MismatchError for one of other numbers of members,
     and for a worker that joins a run of dist_sync or has other keys than the run,
@@ -109,7 +109,11 @@ def create(
 
     role = launch.store_role()
     kvserver.place(options, role, settings)
-    meeting = _meet(role, timedelta(milliseconds=options.timeout_ms))
+    timeout = timedelta(milliseconds=options.timeout_ms)
+    meeting = kvserver.meet(options, role, lambda seconds: _meet(role, timedelta(seconds=seconds)))
+    if meeting is None:
+        sys.exit(0)
+    meeting.set_timeout(timeout)
     number = next(_numbers)
     options.rank = kvserver.rank_of(role, meeting)
     if role.role == "server":

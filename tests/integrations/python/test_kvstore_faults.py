@@ -1,6 +1,8 @@
 """thinwire.kvstore when processes are killed, come back and come later, and servers' journals."""
 
 import contextlib
+import os
+import shutil
 import time
 
 import pytest
@@ -246,6 +248,63 @@ def test_a_killed_server_that_is_started_again_has_the_same_bits(serving, tmp_pa
         output = worker.printed.read_text()
     assert float(output.split()[-2]) >= AWAY_S, f"it has waited: {output}"
     assert not list(journal.iterdir()), "a run that is over needs none"
+
+
+ENDED = '''
+"""One push. Keeps the journal by a hard link, since the end of the run removes it."""
+import os, sys
+import thinwire.kvstore as kvs
+import torch
+
+kv = kvs.create("dist_sync", timeout_s=60)
+w = torch.zeros(1000)
+kv.init("w", w)
+kv.pushpull("w", torch.ones(1000), out=w)
+kv.wait()
+os.link(*sys.argv[1:])
+kv.close()
+'''
+
+
+def test_a_server_that_comes_back_when_the_run_is_over_ends(tmp_path, monkeypatch, caplog):
+    """It was killed when all workers had left, and the rendezvous store is gone with them. A new
+    run may take the folder."""
+    program, kept = tmp_path / "ended.py", tmp_path / "kept"
+    program.write_text(ENDED)
+    journal = tmp_path / "journal" / "server-0.journal"
+    own = {"THINWIRE_SERVERS": "1", "THINWIRE_KV_JOURNAL": str(journal.parent)}
+
+    def serve():
+        kvserver.serve_here(timeout_s=60)
+
+    def create():
+        with pytest.raises(SystemExit) as exit:
+            kvstore.create("dist_sync", timeout_s=60)
+        assert exit.value.code == 0
+
+    with reserved_port() as port:
+        for name, value in (variables(1, 2, port) | own).items():
+            monkeypatch.setenv(name, value)
+
+        def run():
+            worker, arguments = [variables(0, 2, port) | own], (str(journal), str(kept))
+            with started_programs(program, *arguments, environments=worker) as started:
+                serve()
+                values_of(started)
+
+        run()
+        assert not journal.exists()
+        for again in (serve, create):
+            shutil.copy(kept, journal)
+            caplog.clear()
+            again()
+            assert "is over, since all workers had left" in caplog.text
+            assert not journal.exists()
+
+        kept.rename(journal)
+        os.utime(journal, (0, 0))  # long ago, so the folder has a new run
+        run()
+        assert [path.name for path in journal.parent.iterdir()] == ["server-0.journal.old"]
 
 
 LOST = '''

@@ -323,6 +323,45 @@ TEST(StoreRestartTest, AServerThatComesBackWhenAllHaveLeftAnswersThem) {
   EXPECT_TRUE(served.ok()) << served;
 }
 
+// Until then a kill must find it, so that the next process answers.
+TEST(StoreRestartTest, TheJournalIsThereUntilTheLastAnswersAreDelivered) {
+  class ClosingPlane final : public MessagePlane {
+   public:
+    ClosingPlane(std::unique_ptr<MessagePlane> plane, std::function<void()> closing)
+        : plane_(std::move(plane)), closing_(std::move(closing)) {}
+    int rank() const override { return plane_->rank(); }
+    absl::Status Send(int peer, int priority, std::string head,
+                      std::vector<uint8_t> body) override {
+      return plane_->Send(peer, priority, std::move(head), std::move(body));
+    }
+    absl::StatusOr<MessageEvent> Receive(Deadline deadline) override {
+      return plane_->Receive(deadline);
+    }
+    uint64_t bytes_sent() const override { return plane_->bytes_sent(); }
+    absl::Status Close(Deadline deadline) override {
+      closing_();
+      return plane_->Close(deadline);
+    }
+
+   private:
+    const std::unique_ptr<MessagePlane> plane_;
+    const std::function<void()> closing_;
+  };
+  StoreRanks store{.workers = 1};
+  const OwnFolder folder;
+  const std::string path = folder.File("server-0.journal");
+  store.serve = [&](int) {
+    auto journal = Journal::Open({.folder = folder.path()}, 0);
+    EXPECT_TRUE(journal.ok() && (*journal)->Begin({.id = "run", .workers = 1}).ok());
+    ClosingPlane plane(JoinMessageHub(store.hub, RankOfServer(1, 0), {}),
+                       [&] { EXPECT_TRUE(std::filesystem::exists(path)); });
+    return Serve(plane, {.workers = 1, .timeout = store.timeout}, journal->get());
+  };
+  store.Run([](std::unique_ptr<StoreWorker>& kv) { EXPECT_TRUE(kv->Barrier().ok()); });
+  EXPECT_TRUE(store.served[0].ok()) << store.served[0];
+  EXPECT_FALSE(std::filesystem::exists(path));
+}
+
 // The worker dies while the server is away, so no peer reports it to the server.
 TEST(StoreRestartTest, AWorkerThatDoesNotComeAgainIsLost) {
   for (const char* const mode : {"sync", "async"}) {

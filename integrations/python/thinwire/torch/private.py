@@ -63,12 +63,16 @@ def keep_former_group(owner: object, group: dist.ProcessGroup) -> None:
     A DDP model that dies after destroy_process_group() is the last to hold its group, and destroys
     it with Python's lock held. That joins Gloo's threads, one of which may need the lock, or wait
     for a collective that a peer never joins (torch 2.13). Where Python itself holds a group last it
-    gives up the lock meanwhile, and the thread that does so here may wait as long as it likes."""
+    gives up the lock meanwhile, and the thread that does so here may wait as long as it likes.
+
+    The process's exit waits for those that are to be destroyed as it does for calls in_torch():
+    where a peer answers a group that is still there, Gloo's threads need Python's lock, too, and
+    what torch has destroyed already (torch 2.13)."""
     with _keeper_lock:
         if _keeper.ident is None:
             _keeper.start()
-    _to_keep.put((id(owner), group))
-    weakref.finalize(owner, _to_keep.put, (id(owner), None)).atexit = False
+    _hand_over(id(owner), group)
+    weakref.finalize(owner, _hand_over, id(owner), None).atexit = False
 
 
 @contextlib.contextmanager
@@ -94,27 +98,37 @@ def _wait_for_torch() -> None:
     _exits.set()
     end = time.monotonic() + _EXIT_WAIT_S
     # After a fork, the parent's threads are there, and not alive.
-    while any(thread.is_alive() for thread in list(_in_torch)) and time.monotonic() < end:
+    while time.monotonic() < end and (
+        any(thread.is_alive() for thread in list(_in_torch))
+        or (_handed_over and _keeper.is_alive())
+    ):
         time.sleep(0.01)
+    _has_waited.set()
 
 
 _EXIT_WAIT_S = 2.0
-_exits = threading.Event()
+_exits, _has_waited = threading.Event(), threading.Event()
 _in_torch: set[threading.Thread] = set()
+
+
+def _hand_over(owner: int, group: dist.ProcessGroup | None) -> None:
+    _handed_over.append(owner)
+    _to_keep.put((owner, group))
 
 
 def _keep_groups() -> None:
     while True:
         owner, group = _to_keep.get()
-        try:
-            with in_torch():
-                _former_groups[owner] = group  # the one that was kept so far goes
-                if group is None:
-                    del _former_groups[owner]
-        except SystemExit:
+        if _has_waited.is_set():
             threading.Event().wait()  # for the end: this frame may be the last to hold the group
+        _former_groups[owner] = group  # the one that was kept so far goes
+        if group is None:
+            del _former_groups[owner]
+        _handed_over.pop()
 
 
+# As long as what the keeper has not done.
+_handed_over: list[int] = []
 _to_keep: queue.SimpleQueue[tuple[int, dist.ProcessGroup | None]] = queue.SimpleQueue()
 _former_groups: dict[int, dist.ProcessGroup | None] = {}
 _keeper_lock = threading.Lock()
