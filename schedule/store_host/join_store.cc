@@ -19,7 +19,7 @@
 namespace thinwire {
 namespace {
 
-// The hub of that name, which lives as long as a member holds it.
+// Returns the hub of that name, creating it if no member holds it.
 std::shared_ptr<MessageHub> HubOf(const std::string& name) {
   static absl::Mutex* const mu = new absl::Mutex;
   static auto* const hubs = new std::map<std::string, std::weak_ptr<MessageHub>>;
@@ -29,15 +29,15 @@ std::shared_ptr<MessageHub> HubOf(const std::string& name) {
   return hub;
 }
 
-// A look for what a member has set itself, if it is started again.
+// How long a member waits for a key that it may have set itself before a restart.
 constexpr std::chrono::milliseconds kLook{50};
 
 std::string Members(const StorePlace& place) {
   return absl::StrCat(" ", place.workers, " workers and ", place.servers, " servers");
 }
 
-// A file's secret or none, and worker 0's token, which everybody reads. It ends with the numbers of
-// members; FailedPrecondition for others.
+// Makes the key from the key file's secret, if any, and the token that worker 0 puts in the store.
+// The token ends with worker 0's numbers of members; FailedPrecondition if this member's differ.
 absl::StatusOr<GroupKey> AgreeOnKey(const StorePlace& place, Deadline deadline) {
   std::string secret;
   if (!place.key_file.empty()) {
@@ -99,13 +99,13 @@ absl::StatusOr<StoreMembership> JoinStore(const StorePlace& place) {
         "options.store, options.store_path or options.local_group"));
   }
   const auto address_of = [&](int rank) { return absl::StrCat(place.group, "/kv/address/", rank); };
-  // Instead of an address, workers are told why there is no server.
+  // Sets the reason in place of the address, for workers to read.
   const auto refuse = [&](const absl::Status& why) {
     const std::string text = absl::StrCat("-", why.raw_code(), " ", why.message());
     place.store->Set(address_of(place.rank), text).IgnoreError();
     return why;
   };
-  int former_port = 0;  // of this run
+  int former_port = 0;  // where a former process of this server listened in this run
   if (place.is_server() && place.has_journal) {
     const auto former = place.store->Get(address_of(place.rank), Clock::now() + kLook);
     if (former.ok()) former_port = PortOf(former->substr(0, former->find(' ')));
@@ -136,7 +136,7 @@ absl::StatusOr<StoreMembership> JoinStore(const StorePlace& place) {
       }
     }
     absl::StatusOr<std::unique_ptr<ZmqMessagePlane>> plane = StartZmqMessages(options);
-    // Another process serves at that port.
+    // Another process listens at the former port, so its address stays in the store.
     if (!plane.ok() && !failure.ok()) return failure;
     if (!plane.ok()) return refuse(plane.status());
     const std::string& address = (*plane)->address();

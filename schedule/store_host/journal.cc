@@ -24,7 +24,7 @@ namespace thinwire {
 namespace {
 
 constexpr uint32_t kMagic = 0x316a7774;  // "twj1"
-constexpr mode_t kOwnerOnly = 0600;      // it holds the model
+constexpr mode_t kOwnerOnly = 0600;      // the file holds the model
 
 struct RecordHeader {
   uint32_t magic = kMagic;
@@ -33,7 +33,7 @@ struct RecordHeader {
   uint32_t head_bytes = 0, reserved = 0;
   uint64_t body_bytes = 0;
   uint64_t digest = 0;  // of the head and the body
-  uint64_t check = 0;   // DigestBytes of the header's bytes before
+  uint64_t check = 0;   // DigestBytes of the fields above
 
   uint64_t Check() const {
     return DigestBytes({reinterpret_cast<const uint8_t*>(this), offsetof(RecordHeader, check)});
@@ -118,7 +118,7 @@ absl::Status Journal::OpenForReading() {
           ": a server of this number is still running; end it, or give each run a folder"));
     }
     if (fstat(file_.fd(), &opened) != 0) return Failed("read");
-    // Whoever had it may have put another file in its place meanwhile.
+    // The former holder of the lock may have renamed a new file over this one.
   } while (stat(path_.c_str(), &named) != 0 || named.st_ino != opened.st_ino);
   size_ = static_cast<uint64_t>(opened.st_size);
   last_written_ = std::chrono::system_clock::from_time_t(opened.st_mtime);
@@ -148,7 +148,7 @@ absl::Status Journal::Begin(const Run& run) {
                      Members(run), "; start the server with the numbers of its run"));
   }
   if (former_.has_value()) {
-    // Its workers have gone with it, so nothing can go on from there.
+    // The workers of that run are gone, so it can't be continued.
     if (std::rename(path_.c_str(), (path_ + ".old").c_str()) != 0) return Failed("renamed");
     in_.close();
     if (absl::Status bad = OpenForReading(); !bad.ok()) return bad;

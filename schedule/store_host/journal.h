@@ -1,24 +1,25 @@
-// Journal: the file from which a killed server comes back. It is the server's inputs in the order
-// in which they were applied (StoreRecord), behind a snapshot of it once there was one; a new
-// process replays them through the same code and has the same bits.
+// Journal: the file from which a killed server is restored. It holds the latest snapshot, if any,
+// and then the server's inputs (StoreRecord) in the order in which they were applied. A new process
+// replays them through the same code, which yields the same bits.
 //
-// One value's walk: a worker encodes a gradient and sends it; the server appends the message to its
-// journal, as it came, and only then applies and answers it. When the server is killed, the worker
-// keeps what was not answered. Started again with its rank and folder, the server reads the file,
-// listens on its former port, and the worker sends those messages again, in their order; what the
-// journal has is answered and not applied twice. An append is in the page cache, so it survives
-// the process's end; with durable=fsync it is on the disk, and survives the machine's.
+// How a gradient survives a crash: a worker encodes it and sends it. The server appends the message
+// to its journal unchanged, and only then applies and answers it. When the server is killed, the
+// worker keeps its unanswered messages. The server, started again with its rank and folder, reads
+// the file and listens on its former port. The worker then sends those messages again, in order;
+// the server answers those that the journal holds without applying them twice. An appended record
+// is in the page cache and survives the process; with durable=fsync it is on the disk and survives
+// a crash of the machine.
 //
-// The file FOLDER/server-N.journal holds records, one after another, in the host's byte order: a
-// header of 48 bytes (RecordHeader in journal.cc), the head and the body. The first one tells the
-// run that the file is of. When inputs have grown by the bound, and by as much as the snapshot
-// takes, a new file is written beside it, with a snapshot, and renamed over it.
+// The file FOLDER/server-N.journal is a sequence of records in the host's byte order, each a header
+// of 48 bytes (RecordHeader in journal.cc), the head and the body. The first record identifies the
+// run. When the inputs since the last snapshot reach both the bound and the snapshot's size, a new
+// file with a snapshot is written beside the old one and renamed over it.
 //
-// A record that the file's end cuts, or the last one when its digest differs, was being written
-// when the process or machine died; nobody was told that it was applied, and it is dropped. A file
-// system may have recorded the file's length before its bytes: zeros at the end count as not
-// written. (An fsync that lied is found out by the next push, whose number does not follow.) Any
-// other record whose digest differs is DataLoss.
+// A record that is cut by the file's end, or the last one if its digest differs, was being written
+// when the process or machine died. No worker has an answer to it, so it is dropped. A file system
+// may have recorded the file's length before its bytes, so zeros at the end count as not written.
+// (If an fsync had no effect, the next push fails, since its number does not follow.) Any other
+// record whose digest differs is DataLoss.
 #ifndef THINWIRE_SCHEDULE_STORE_HOST_JOURNAL_H_
 #define THINWIRE_SCHEDULE_STORE_HOST_JOURNAL_H_
 
@@ -51,35 +52,36 @@ struct JournalSpec {
 class Journal {
  public:
   struct Run {
-    std::string id;  // of the members' key (GroupKey::fingerprint): another one in each run
+    std::string id;  // fingerprint of the members' GroupKey, unique per run
     int server = 0, servers = 1, workers = 1;
-    int port = 0;  // that the server listens on; 0: none
+    int port = 0;  // where the server listens; 0: none
   };
   using Take = std::function<absl::Status(const StoreRecord&)>;
 
-  // Opens the folder's journal of a server, and creates both where there is none.
+  // Opens the server's journal in the folder; creates folder and file if missing.
   // FailedPrecondition if another process has it open; DataLoss if its first record can't be read;
   // InvalidArgument if the folder can't be written. All errors name the file.
   static absl::StatusOr<std::unique_ptr<Journal>> Open(const JournalSpec& spec, int server);
 
-  // The run of an earlier process's file.
+  // The run of the file that an earlier process left.
   const std::optional<Run>& former() const { return former_; }
-  // By the file system's clock, before this process has written.
+  // When an earlier process last wrote the file, by the file system's clock.
   std::chrono::system_clock::time_point last_written() const { return last_written_; }
-  // Once, before the rest. Goes on with the file of this run; FailedPrecondition if it is of other
-  // numbers of members. The file of another run is renamed to *.old, over an earlier one.
+  // Call once, before the methods below; only Next and Remove work without it. Continues the file
+  // of this run; FailedPrecondition if its numbers of members differ. Renames the file of another
+  // run to *.old, replacing an earlier one.
   absl::Status Begin(const Run& run);
-  // The records that were there, each once, and then nothing, and Append may be called. DataLoss
-  // names the damaged record.
+  // Returns the former records one by one, then nullopt; from then on Append may be called.
+  // DataLoss names the damaged record.
   absl::StatusOr<std::optional<StoreRecord>> Next();
 
   // When it returns, the record survives the process. Unavailable when it could not be written.
   absl::Status Append(const StoreRecord& record);
-  // It is time for a snapshot.
+  // True if a snapshot is due.
   bool is_full() const { return appended_ >= spec_.bytes && appended_ >= snapshot_bytes_; }
-  // Replaces the file by what `snapshot` gives to its argument.
+  // Replaces the file by the records that `snapshot` passes to its argument.
   absl::Status Rotate(const std::function<absl::Status(const Take&)>& snapshot);
-  // The run is over.
+  // Removes the file. Call when the run is over.
   void Remove();
 
   const std::string& path() const { return path_; }
@@ -88,14 +90,14 @@ class Journal {
   Journal(JournalSpec spec, std::string path) : spec_(std::move(spec)), path_(std::move(path)) {}
 
   absl::Status OpenForReading();
-  // The next record, or nothing at the end of what is whole.
+  // The next record; nullopt after the last complete one.
   absl::StatusOr<std::optional<StoreRecord>> Read();
-  // After what was read, to the end of the file.
+  // True if the rest of the file is zeros.
   bool OnlyZerosFollow();
   absl::Status ReadRun();
   absl::Status Write(int fd, const StoreRecord& record);
   absl::Status Sync(int fd) const;
-  absl::Status Failed(std::string_view what) const;  // by errno
+  absl::Status Failed(std::string_view what) const;  // reason: errno
 
   const JournalSpec spec_;
   const std::string path_;
@@ -104,10 +106,10 @@ class Journal {
   Run run_;
   Descriptor file_;
   std::ifstream in_;
-  uint64_t at_ = 0, size_ = 0;   // of what is read
-  uint64_t appended_ = 0;        // bytes of inputs since the snapshot
-  uint64_t snapshot_bytes_ = 0;  // of the snapshot
-  uint64_t written_ = 0;         // bytes of this process
+  uint64_t at_ = 0, size_ = 0;   // of the file being read: position and size in bytes
+  uint64_t appended_ = 0;        // bytes of inputs since the last snapshot
+  uint64_t snapshot_bytes_ = 0;  // size of the last snapshot
+  uint64_t written_ = 0;         // bytes that this process has written
 };
 
 }  // namespace thinwire

@@ -7,7 +7,7 @@ namespace thinwire {
 
 using Kind = StoreHead::Kind;
 
-// It is the same for a message and for its answer.
+// Returns the same for a message and for its answer.
 Resender::Answer Resender::AnswerOf(const StoreHead& head) {
   switch (head.kind) {
     case Kind::kPush:
@@ -25,7 +25,7 @@ Resender::Answer Resender::AnswerOf(const StoreHead& head) {
     case Kind::kState: return {Kind::kState, 0, head.request};
     case Kind::kTogether:
     case Kind::kDone: return {Kind::kDone, head.slice, head.number};
-    case Kind::kPut:  // values and states go with the call that follows them
+    case Kind::kPut:  // answered with the collective that follows
     case Kind::kError: return {head.kind, 0, 0};
   }
   return {head.kind, 0, 0};
@@ -37,7 +37,7 @@ absl::Status Resender::Send(int priority, const StoreHead& head, std::vector<uin
   unanswered_.insert({AnswerOf(head), {sent_++, priority, head, body}});
   if (lost_since_.has_value()) return absl::OkStatus();
   const absl::Status sent = SendByPlane(priority, head, std::move(body));
-  // The loss comes as an event.
+  // The loss will arrive as an event.
   return absl::IsUnavailable(sent) ? absl::OkStatus() : sent;
 }
 
@@ -67,7 +67,7 @@ bool Resender::OnLost(const absl::Status& reason, Deadline now) {
 void Resender::OnJoined() {
   const absl::MutexLock lock(&mu_);
   if (!std::exchange(lost_since_, std::nullopt).has_value()) return;
-  // If it is lost again meanwhile, that comes as an event.
+  // Errors of Send are ignored: another loss will arrive as an event.
   std::vector<const Sent*> again;
   for (const auto& [_, sent] : unanswered_) again.push_back(&sent);
   std::sort(again.begin(), again.end(),

@@ -1,7 +1,7 @@
-// Resender: what a worker sends to one server. Without a journal of the server's it only passes on.
-// With one, and before the server has said whether there is one, it keeps every message until its
-// answer has come, and sends them all again, in their order, when the server is back; what is sent
-// meanwhile waits behind them.
+// Resender: sends a worker's messages to one server. If the server has no journal, it only passes
+// them on. If the server has one, or has not yet said so, it keeps every message until the answer
+// arrives. When a lost server is back, it sends all kept messages again, in order; messages that
+// are sent in the meantime wait behind them.
 #ifndef THINWIRE_SCHEDULE_STORE_HOST_RESENDER_H_
 #define THINWIRE_SCHEDULE_STORE_HOST_RESENDER_H_
 
@@ -20,28 +20,30 @@
 
 namespace thinwire {
 
-// Thread-safe. Its lock orders what is sent before and after a loss, so it is held over the plane's
+// Thread-safe. Its lock keeps messages in order across a loss, so it is held during the plane's
 // Send, which never waits.
 class Resender {
  public:
   // `peer`: the server's rank in the roster.
   Resender(MessagePlane& plane, int peer) : plane_(plane), peer_(peer) {}
 
-  // As the plane's Send; OK for a server with a journal that is away.
+  // Like the plane's Send, but OK if a server with a journal is lost.
   absl::Status Send(int priority, const StoreHead& head, std::vector<uint8_t> body);
-  // A message of the server: it answers one of these, and a kDone tells whether it has a journal.
+  // Call with each message from the server. Drops the kept messages that it answers; kWelcome and
+  // kDone say whether the server has a journal.
   void OnAnswer(const StoreHead& answer);
-  // True if the server may come back: it may have a journal, and has neither left nor refused.
+  // True if the server may come back: it may have a journal, and has neither closed its plane nor
+  // refused this worker.
   bool OnLost(const absl::Status& reason, Deadline now);
   void OnJoined();
 
-  // The loss, if the server has been away since before `since`; else OK.
+  // The reason of the loss if the server was lost before `since` and is not back; else OK.
   absl::Status LostBefore(Deadline since) const;
   bool has_journal() const;
   bool is_empty() const;
 
  private:
-  // The answer to a message: its kind, its slice, its number or request.
+  // Identifies an answer: kind, slice, number or request.
   using Answer = std::tuple<StoreHead::Kind, uint32_t, uint64_t>;
   static Answer AnswerOf(const StoreHead& head);
 
@@ -59,9 +61,9 @@ class Resender {
   MessagePlane& plane_;
   const int peer_;
   mutable absl::Mutex mu_;
-  bool has_journal_ ABSL_GUARDED_BY(mu_) = true;  // until it says that it has none
+  bool has_journal_ ABSL_GUARDED_BY(mu_) = true;  // until the server says that it has none
   uint64_t sent_ ABSL_GUARDED_BY(mu_) = 0;
-  // Those with the same answer in their order.
+  // By answer; messages with the same answer in the order of Send.
   std::multimap<Answer, Sent> unanswered_ ABSL_GUARDED_BY(mu_);
   std::optional<Deadline> lost_since_ ABSL_GUARDED_BY(mu_);
   absl::Status loss_ ABSL_GUARDED_BY(mu_);

@@ -14,10 +14,10 @@ namespace thinwire {
 namespace {
 
 constexpr std::chrono::milliseconds kTick{100};
-// The last messages are taken by then.
+// How long to wait at the end for workers to take the last messages.
 constexpr std::chrono::milliseconds kFarewell{2000};
 
-// Brings the server to where its journal ends; true if it has come back.
+// Replays the journal into the server; true if it had any records.
 absl::StatusOr<bool> ApplyAll(Journal& journal, StoreServer& server) {
   for (bool any = false;; any = true) {
     absl::StatusOr<std::optional<StoreRecord>> record = journal.Next();
@@ -54,11 +54,11 @@ absl::Status Serve(MessagePlane& plane, StoreServer::Options options,
   Journal* const journal = opened.ok() ? *opened : nullptr;
   absl::Status unread = opened.status();
   options.has_journal = journal != nullptr;
-  bool is_coming_back = journal != nullptr;  // what it answers was answered before
+  bool is_coming_back = journal != nullptr;  // answers of the replay are not sent again
   StoreServer server(
       options, CpuBackend(),
       [&](int worker, int priority, const StoreHead& head, std::vector<uint8_t> body) {
-        // A worker that is gone is told by an event.
+        // Send's error is ignored: an event reports a worker that is gone.
         if (!is_coming_back) {
           plane
               .Send(RankOfWorker(options.workers, options.servers, worker), priority,
@@ -67,7 +67,7 @@ absl::Status Serve(MessagePlane& plane, StoreServer::Options options,
         }
       });
   const Deadline start = Clock::now();
-  std::set<int> missing;  // workers of the former process, until they come again
+  std::set<int> missing;  // expected workers; lost if not connected within the timeout
   Deadline stays_until = start;
   if (journal != nullptr) {
     const absl::StatusOr<bool> back = ApplyAll(*journal, server);
@@ -75,7 +75,7 @@ absl::Status Serve(MessagePlane& plane, StoreServer::Options options,
     const std::vector<int> awaited = server.AwaitedWorkers();
     if (back.ok() && *back) missing.insert(awaited.begin(), awaited.end());
     is_coming_back = false;
-    // The last worker may not have heard that it has left.
+    // The last worker may still be waiting for the answer to its kLeave.
     if (back.ok() && server.is_deserted()) stays_until = start + kFarewell;
   }
   if (!unread.ok()) {
@@ -117,7 +117,7 @@ absl::Status Serve(MessagePlane& plane, StoreServer::Options options,
     for (StoreRecord& ended : server.EndedGraces(now)) apply(std::move(ended), now);
     if (!connected.empty()) alone_since = now;
     if (now >= next_tick) {
-      // Before what waits for them is late.
+      // Before OnClock, which would fail the store for whatever waits for them.
       if (now - start > options.timeout) {
         for (const int worker : std::exchange(missing, {})) {
           const absl::Status gone = absl::UnavailableError("it did not come to the server again");
@@ -135,7 +135,7 @@ absl::Status Serve(MessagePlane& plane, StoreServer::Options options,
     }
   }
   plane.Close(Clock::now() + kFarewell).IgnoreError();
-  // After the last answers: whoever is killed before them must come back and give them.
+  // Only after the last answers: a server killed before them must come back to send them.
   if (journal != nullptr && unread.ok()) journal->Remove();
   return server.failure();
 }

@@ -81,8 +81,8 @@ StoreWorker::~StoreWorker() { Close().IgnoreError(); }
 absl::Status StoreWorker::Close() {
   if (is_closed_) return absl::OkStatus();
   is_closed_ = true;
-  // A server with a journal that is away gets the rest when it is back, and is told then that this
-  // worker leaves. It would wait for a worker that has left without a word.
+  // A server with a journal that is away receives the remaining messages and kLeave when it is
+  // back. Without kLeave it would wait for this worker.
   if (AwaitAnswers().ok()) {
     {
       const absl::MutexLock lock(&mu_);
@@ -100,7 +100,7 @@ absl::Status StoreWorker::Close() {
     is_closing_ = true;
     failure = failure_;
   }
-  // A failed store has nothing left that is worth waiting for.
+  // After a failure, unsent messages are not worth waiting for.
   const absl::Status closed =
       plane_->Close(Clock::now() + (failure.ok() ? options_.timeout : kFailedClose));
   receiver_.join();
@@ -156,7 +156,8 @@ absl::Status StoreWorker::Enter() {
   for (size_t what = 0; what < kTogetherKinds; ++what) {
     for (const auto& calls : before)
       calls_before_[what] = std::max(calls_before_[what], calls[what]);
-    // It came to some servers before a call of the others, and to some after it.
+    // Some servers got kEnter before a call of the others, and some after it. Tell the former to
+    // complete the call without this worker.
     for (size_t server = 0; server < before.size(); ++server) {
       if (before[server][what] == calls_before_[what]) continue;
       const absl::Status bad = SendTo(server, kLast,
@@ -198,7 +199,7 @@ absl::Status StoreWorker::Init(std::span<const Value> values) {
   }
   const size_t first_slice = layout_.slices().size(), first_key = layout_.keys().size();
   {
-    const absl::MutexLock lock(&mu_);  // the receiver has pulls of other keys under way
+    const absl::MutexLock lock(&mu_);  // the receiver may be handling pulls of other keys
     if (absl::Status bad = layout_.Add(keys); !bad.ok()) return bad;
     for (size_t i = first_slice; i < layout_.slices().size(); ++i) {
       const StoreSlice& slice = layout_.slices()[i];
@@ -254,7 +255,7 @@ absl::Status StoreWorker::SendTo(size_t server, int priority, const StoreHead& h
     queued_ += sizeof(head) + body.size();
   }
   const absl::Status sent = resenders_[server]->Send(priority, head, std::move(body));
-  // The receiver hears why a server is lost, and so knows more than Send.
+  // If the receiver has set failure_, return that: it says why the server was lost.
   const absl::MutexLock lock(&mu_);
   if (!sent.ok() && failure_.ok()) {
     failure_ = absl::Status(
@@ -272,7 +273,7 @@ absl::Status StoreWorker::AwaitRoom() {
       const absl::MutexLock lock(&mu_);
       if (!failure_.ok()) return failure_;
       if (queued_ <= left + options_.max_queued) return absl::OkStatus();
-      // The plane tells nobody when bytes leave.
+      // The plane does not notify anyone when bytes leave, so poll.
       changed_.WaitUntil(&mu_, Clock::now() + kLook);
     }
     if (Clock::now() < deadline) continue;
@@ -327,7 +328,7 @@ absl::Status StoreWorker::AwaitOthers(size_t index) {
   {
     const absl::MutexLock lock(&mu_);
     Key& key = keys_[index];
-    key.applied = std::max(key.applied, key.asked);  // no pull waits
+    key.applied = std::max(key.applied, key.asked);  // the last pull has been answered
     if (options_.mode.kind != StoreMode::Kind::kSync || key.pushes - key.applied < kMostAhead) {
       return absl::OkStatus();
     }
@@ -483,7 +484,7 @@ absl::Status StoreWorker::CallAll(Together what, const std::vector<std::string>&
       },
       [&] { return std::string("a call that every worker makes was not completed"); });
   const absl::MutexLock lock(&mu_);
-  // A failure that came when it was done is for the next call.
+  // If the call completed, a failure since then goes to the next call.
   const bool done = done_[{kind, number}].size() == bodies.size();
   done_.erase({kind, number});
   if (!done) return waited;
@@ -530,7 +531,7 @@ absl::StatusOr<StoreWorker::Work> StoreWorker::Take(uint32_t share, const WorkPl
     for (size_t server = 0; server < resenders_.size(); ++server) {
       if (absl::Status bad = SendTo(server, kFirst, idle, {}); !bad.ok()) return bad;
     }
-    head.have = taken_[share];  // all of them
+    head.have = taken_[share];  // all its ranges are applied by now
     answer = ask();
     if (!answer.ok()) return answer.status();
   }

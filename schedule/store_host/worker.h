@@ -1,16 +1,16 @@
 // StoreWorker: one worker of the store, on a MessagePlane that calls the servers.
 //
-// A thread of its own receives. It writes pulled values to the caller's memory, so the memory of a
-// pull belongs to the store until Wait has returned. Gradients are encoded, with the worker's
-// residual, on the caller's thread, and may be reused when a push returns.
+// A receiver thread writes pulled values to the caller's memory, so the memory of a pull belongs to
+// the store until Wait has returned. Gradients are encoded, with the worker's residual, on the
+// caller's thread; their memory may be reused when a push returns.
 //
-// The first failure is sticky, and the result of every call from then on: the reason that a server
-// gives, Unavailable for a server that is lost, DeadlineExceeded after the timeout.
+// The first failure is sticky: every later call returns it. It is the error that a server sent,
+// Unavailable for a lost server, or DeadlineExceeded after the timeout.
 //
-// A server with a journal may come back. What a worker has sent to it is kept until it is answered,
-// and sent again, in its order, when the server is there again; so calls wait meanwhile, and
-// nothing is lost or applied twice. The store fails with Unavailable when the server stays away for
-// longer than the timeout.
+// A server with a journal may come back. The worker keeps its messages to such a server until they
+// are answered, and sends the unanswered ones again, in order, when the server is back. Calls wait
+// in the meantime, and no message is lost or applied twice. The store fails with Unavailable if the
+// server is away for longer than the timeout.
 #ifndef THINWIRE_SCHEDULE_STORE_HOST_WORKER_H_
 #define THINWIRE_SCHEDULE_STORE_HOST_WORKER_H_
 
@@ -53,147 +53,149 @@
 
 namespace thinwire {
 
-// A key is used by one thread at a time, and Init, SetCodec, SetOptimizer, Barrier, Save, Load and
-// Close are called beside no other call. The rest is thread-safe.
+// Use a key from one thread at a time. Call Init, SetCodec, SetOptimizer, Barrier, Save, Load and
+// Close while no other call is in progress. Everything else is thread-safe.
 class StoreWorker {
  public:
   struct Options {
     int workers = 1;
     StoreMode mode;
-    CodecPair codec;  // of the keys, until SetCodec
+    CodecPair codec;  // of keys that are added before SetCodec
     StoreLayout::Options layout;
     std::chrono::milliseconds timeout{60000};
-    // A push waits while more bytes than this have not left yet, so that a worker that pushes
-    // faster than its link does not fill its memory.
+    // A push or pull waits while more than this many bytes are still queued for sending, so that a
+    // worker that pushes faster than its link sends does not fill its memory.
     size_t max_queued = size_t{256} << 20;
   };
-  // In sync a push of a key waits while so many of this worker's pushes before it are not applied,
-  // since servers keep them until every worker has pushed as often.
+  // In sync a push of a key waits while this many earlier pushes of this worker are not applied,
+  // since servers keep a push until every worker has pushed as often.
   static constexpr uint64_t kMostAhead = 8;
   struct Value {
     std::string key;
     TensorView values;
-    size_t width = 0;  // of a row-sparse value: elements of a row; 0: it is dense
+    size_t width = 0;  // elements per row of a row-sparse value; 0: dense
   };
 
-  // The plane's rank tells the worker's number (serve.h). Waits until all servers are connected;
-  // DeadlineExceeded names one that is not. InvalidArgument for a codec that is not for a store,
-  // for a quorum of more workers than there are, and for a grace that is not below the timeout.
+  // The worker's number follows from the plane's rank (serve.h). Waits until all servers are
+  // connected; DeadlineExceeded names those that are not. InvalidArgument for a codec that a store
+  // does not support, a quorum above the number of workers, or a grace not below the timeout.
   //
   // In all modes but sync a worker may join a store that others have set up. Until its first push,
-  // the calls of all workers that the others have made before do not wait for them: Init takes the
-  // store's values, SetOptimizer leaves the store's numbers, Barrier and Load do nothing.
-  // FailedPrecondition in sync, or, from these calls, for a store that is set up differently.
+  // collective calls that the others have already made do not wait for them: Init uses the store's
+  // values, SetOptimizer keeps the store's parameters, Barrier and Load do nothing.
+  // FailedPrecondition in sync, or, from these calls, if the store is set up differently.
   static absl::StatusOr<std::unique_ptr<StoreWorker>> Create(std::unique_ptr<MessagePlane> plane,
                                                              const Options& options);
   ~StoreWorker();
 
   int rank() const { return rank_; }               // the worker's number
-  bool has_joined() const { return has_joined_; }  // a store that was set up before
+  bool has_joined() const { return has_joined_; }  // the store was set up before this worker came
   const Options& options() const { return options_; }
 
-  // Keys that are added from then on have it; the same on all workers.
+  // Sets the codec of keys that are added later; must be the same on all workers.
   absl::Status SetCodec(const CodecPair& codec);
-  // Adds keys, which get worker 0's values, exact. All workers call it with the same keys and sizes
+  // Adds keys with worker 0's exact values. All workers must call it with the same keys and sizes
   // in the same order; it returns when all have.
   absl::Status Init(std::span<const Value> values);
 
-  // A higher priority goes first. A push that follows a pull of its key waits for the pull. With a
-  // quorum (mode.h) an update is the mean of its pushes by `weight`, a positive number such as the
-  // samples of a gradient; InvalidArgument for one that is not 1 in another mode.
+  // A higher priority is sent first. A push or pull waits for the last pull of its key. With a
+  // quorum (schedule/store/ledger.h) an update is the mean of its pushes, weighted by `weight`, a
+  // positive number such as the samples of a gradient. InvalidArgument in other modes unless it
+  // is 1.
   absl::Status Push(std::string_view key, TensorView gradient, int priority, double weight = 1.0);
   absl::Status Pull(std::string_view key, TensorView out, int priority);
   absl::Status PushPull(std::string_view key, TensorView gradient, TensorView out, int priority,
                         double weight = 1.0);
-  // The same for rows of a row-sparse key, in any order: of values and out, row i is row rows[i] of
-  // the key. A row that is pushed twice is summed; one that is pulled twice is there twice. Pushes
-  // of no rows count as pushes.
+  // The same for rows of a row-sparse key, in any order: row i of `values` or `out` is row rows[i]
+  // of the key. Rows pushed twice are summed; a row pulled twice is written twice. Pushes of no
+  // rows count as pushes.
   absl::Status PushRows(std::string_view key, std::span<const int64_t> rows, TensorView values,
                         int priority, double weight = 1.0);
   absl::Status PullRows(std::string_view key, std::span<const int64_t> rows, TensorView out,
                         int priority);
   struct Rows {
     std::span<const int64_t> ids;
-    TensorView values;  // of `out` with a pull
+    TensorView values;  // for a pull: the output
   };
-  // Both by one message to each slice; the rows need not be the same.
+  // Pushes and pulls with one message per slice; the two lists of rows may differ.
   absl::Status PushPullRows(std::string_view key, const Rows& push, const Rows& pull, int priority,
                             double weight = 1.0);
-  // Until the pulls of a key, or all, have written their values.
+  // Waits until the pulls of a key, or of all keys, have written their values.
   absl::Status Wait(std::string_view key);
   absl::Status WaitAll();
 
-  // The next range of work for this worker (WorkQueue), in async and ssp: a batch of one of
-  // `epochs` times `plan.samples`. `share` counts from 1; each is one plan, the same on all
-  // workers. The pushes of the first `applied` ranges that it took of this share have been applied.
-  // Waits while others hold all that is left, which they may not finish; then `waited` is set,
-  // nobody has waited for this worker, and it pulls before it pushes. One thread at a time.
+  // Returns this worker's next range of samples (WorkQueue). FailedPrecondition in sync modes with
+  // several workers. `share`: number of the plan, from 1; all workers must pass the same plan for
+  // it. The pushes of the worker's first `applied` ranges of this share have been applied. If other
+  // workers hold all remaining ranges, waits until they finish or are gone, and sets `waited`; no
+  // worker waits for this one meanwhile, and it must pull before its next push. Call from one
+  // thread at a time.
   struct Work {
     WorkRange range;
     bool waited = false;
   };
   absl::StatusOr<Work> Take(uint32_t share, const WorkPlan& plan, uint64_t applied);
 
-  // All workers make these calls.
+  // Collective: all workers must make the calls below, up to Load.
   absl::Status SetOptimizer(std::string_view spec);  // OptimizerSpec
   absl::Status Barrier();
-  // Worker 0 writes or reads a file of all values and the optimizer's slots, and each worker one of
-  // its residuals beside it, PATH.worker-RANK, which is read if the codec has any. A worker that
-  // there was none of at that time begins without.
-  // InvalidArgument for a file that can't be or is of another save, which changes nothing.
+  // Worker 0 writes or reads PATH, with all values and the optimizer's slots. Each worker writes
+  // its residuals to PATH.worker-RANK, and reads them if the codec has any; a worker that did not
+  // exist at the time of the save begins without residuals. InvalidArgument, without any change,
+  // for a file that can't be read or written, or that belongs to another save.
   absl::Status Save(const std::string& path);
   absl::Status Load(const std::string& path);
 
   std::string Describe() const;
   uint64_t bytes_sent() const { return plane_->bytes_sent(); }
-  // Leaves the store when what was pushed has been taken. A second call does nothing.
+  // Leaves the store when the servers have taken all pushes. A second call does nothing.
   absl::Status Close();
 
  private:
   struct Key {
     std::shared_ptr<float[]> residual;  // null: the codec needs none
     uint64_t pushes = 0;
-    uint64_t asked = 0;       // pushes that the last pull follows
-    uint64_t applied = 0;     // pushes that servers have said to be applied, at least
-    size_t pulls = 0;         // slices that are awaited
+    uint64_t asked = 0;       // pushes before the last pull
+    uint64_t applied = 0;     // pushes known to be applied on all servers
+    size_t pulls = 0;         // slices whose values are awaited
     bool is_written = false;  // the receiver is writing to the caller's memory
   };
   struct Pulled {
     size_t key = 0, slice = 0;
-    TensorView out;  // without memory: only the number of updates is asked for
-    // A pull of rows has them here, and `out` is for all of them; the slice has a part. Null: `out`
-    // is for the slice.
+    TensorView out;  // null data: the pull asks only for the number of updates
+    // Null: `out` is the slice's output. For a pull of rows: all its rows; `out` is the output of
+    // all of them.
     std::shared_ptr<const RowOrder> rows = nullptr;
-    Range part = {};  // of rows->ids
+    Range part = {};  // the slice's range of rows->ids
     size_t width = 0;
   };
 
   StoreWorker(std::unique_ptr<MessagePlane> plane, const Options& options);
   absl::Status Connect();
   absl::Status Enter();
-  // This worker joins, and the others have made the next call of this kind before.
+  // True if this worker is joining and the others have already made the next call of this kind.
   bool CatchesUp(Together what);
   absl::Status Start(std::string_view key, TensorView* gradient, TensorView* out, int priority,
                      double weight = 1.0);
   absl::Status CheckWeightOf(std::string_view key, double weight) const;
-  // For calls of a key. InvalidArgument names it.
+  // Find a key's index and check the arguments; InvalidArgument names the key.
   absl::Status FindKey(std::string_view key, size_t* index) const;
   absl::Status FindRows(std::string_view key, const Rows& rows, size_t* index) const;
   absl::Status StartRows(std::string_view key, const Rows* push, const Rows* pull, int priority,
                          double weight);
   // A push, a pull or both of a key.
   struct Use {
-    uint64_t number = 0;   // of the push, or of the last one before the pull
-    uint64_t request = 0;  // of the pull's first slice; the others follow
+    uint64_t number = 0;   // number of the push, or of the last push before the pull
+    uint64_t request = 0;  // request of the pull's first slice; those of the others follow
     float* residual = nullptr;
   };
   using PulledOf = absl::FunctionRef<Pulled(size_t)>;  // by slice
-  // Begins a use when the key's last pull is over and there is room to send. pulled: what is
-  // awaited of each slice; null: nothing.
+  // Waits until the key's last pull is over and there is room to send. `pulled` returns each
+  // slice's awaited values; null: no pull.
   absl::StatusOr<Use> Begin(size_t key, bool pushes, const PulledOf* pulled);
-  // In sync, until the key's last pushes but kMostAhead are applied.
+  // In sync, waits until fewer than kMostAhead of the key's pushes are not applied.
   absl::Status AwaitOthers(size_t key);
-  // The key of the random numbers that a push draws, for codecs with stochastic rounding.
+  // The key of a push's random numbers, for codecs with stochastic rounding.
   uint64_t DrawsKey(const CodecSpec& spec, std::string_view key) const;
   absl::Status CallAll(Together what, const std::vector<std::string>& bodies);
   absl::Status CallAll(Together what);
@@ -206,27 +208,27 @@ class StoreWorker {
   size_t ServerOf(size_t slice) const {
     return static_cast<size_t>(layout_.slices()[slice].server);
   }
-  // A worker's own part of what is saved.
+  // A worker's file of residuals.
   struct Part {
-    std::optional<uint64_t> save;               // that it is of; none: it has no part
+    std::optional<uint64_t> save;               // number of its save; none: nothing was read
     std::vector<std::vector<float>> residuals;  // by key; empty: none
   };
   absl::StatusOr<std::vector<uint8_t>> GetState(size_t slice);
   absl::StatusOr<std::string> StatesAsFile();
   absl::StatusOr<uint64_t> SaveNumber();
   std::string ResidualsAsFile(uint64_t save) const;
-  // Writes this worker's files of a save beside their places. `files`: these.
+  // Writes this worker's files of a save under draft names. `files`: their final paths.
   absl::Status WriteFiles(const std::string& path, std::vector<std::string>* files);
   static absl::Status WriteDraft(const std::string& path, const std::string& file,
                                  std::vector<std::string>* files);
   absl::StatusOr<Part> ReadPart(const std::string& path) const;
-  // Sends what the file holds. `part`: worker 0's, of the same save.
+  // Sends the file's states to the servers. `part`: worker 0's, which must be of the same save.
   absl::Status PutStates(const std::string& file, Part* part);
-  // Waits under mu_ until `done`, a failure, or the timeout, which fails the store by what `late`
-  // says.
+  // Waits until `done` returns true or the store has failed. A timeout fails the store with the
+  // text of `late`. Both are called with mu_ held.
   template <typename Done, typename Late>
   absl::Status Await(Done done, Late late);
-  absl::Status AwaitAnswers();  // of servers with journals, to all that was sent
+  absl::Status AwaitAnswers();  // from servers with journals, to all messages
 
   void Receive();
   void OnMessage(const Message& message);
@@ -237,7 +239,7 @@ class StoreWorker {
   std::string AwaitedPulls() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   static constexpr int kLast = std::numeric_limits<int>::min();  // priority behind all pushes
-  // A server gives up first, since it knows who is missing.
+  // Added to the timeout, so that servers, which know who is missing, time out first.
   static constexpr std::chrono::milliseconds kGrace{2000};
 
   const std::unique_ptr<MessagePlane> plane_;
@@ -249,9 +251,10 @@ class StoreWorker {
   std::vector<std::unique_ptr<DeltaReader>> readers_;  // by slice
   std::vector<std::unique_ptr<Resender>> resenders_;   // by server
   std::map<Together, uint64_t> calls_made_;
-  std::map<uint32_t, uint64_t> taken_;  // ranges, by share
+  std::map<uint32_t, uint64_t> taken_;  // number of ranges taken, by share
   bool has_joined_ = false;
-  std::array<uint64_t, kTogetherKinds> calls_before_{};  // that go without it, by Together
+  // By Together: how many calls complete without this worker.
+  std::array<uint64_t, kTogetherKinds> calls_before_{};
   bool is_closed_ = false;
 
   mutable absl::Mutex mu_;
@@ -259,18 +262,18 @@ class StoreWorker {
   std::map<int, Message> welcomes_ ABSL_GUARDED_BY(mu_);  // by server
   bool has_pushed_ ABSL_GUARDED_BY(mu_) = false;
   absl::Status failure_ ABSL_GUARDED_BY(mu_);
-  bool is_leaving_ ABSL_GUARDED_BY(mu_) = false;  // the next messages say so
+  bool is_leaving_ ABSL_GUARDED_BY(mu_) = false;  // set before kLeave is sent
   bool is_closing_ ABSL_GUARDED_BY(mu_) = false;
   std::vector<Key> keys_ ABSL_GUARDED_BY(mu_);
   uint64_t last_request_ ABSL_GUARDED_BY(mu_) = 0;
   std::map<uint64_t, Pulled> pulled_ ABSL_GUARDED_BY(mu_);
   std::map<uint64_t, std::vector<uint8_t>> states_ ABSL_GUARDED_BY(mu_);
   uint64_t work_request_ ABSL_GUARDED_BY(mu_) = 0;                              // of Take
-  std::optional<std::pair<StoreHead, std::string>> work_ ABSL_GUARDED_BY(mu_);  // its answer
+  std::optional<std::pair<StoreHead, std::string>> work_ ABSL_GUARDED_BY(mu_);  // Take's answer
   std::set<int> connected_ ABSL_GUARDED_BY(mu_);                                // servers
-  uint64_t queued_ ABSL_GUARDED_BY(mu_) = 0;  // bytes that Send has got, from the start
+  uint64_t queued_ ABSL_GUARDED_BY(mu_) = 0;  // bytes passed to SendTo since the start
   std::map<std::pair<uint32_t, uint64_t>, std::set<int>> done_ ABSL_GUARDED_BY(mu_);
-  std::string refusal_ ABSL_GUARDED_BY(mu_);  // of the call that is being made
+  std::string refusal_ ABSL_GUARDED_BY(mu_);  // why servers refused the collective in progress
   std::thread receiver_;
 };
 
@@ -285,7 +288,7 @@ absl::Status StoreWorker::Await(Done done, Late late) {
       const Deadline now = Clock::now();
       if (!failure_.ok() || done() || now < deadline) continue;
       if (now - deadline > kGrace / 2) {
-        // The process was stopped, and the receiver has not heard yet what came meanwhile.
+        // The process was suspended; give the receiver time for messages that came meanwhile.
         deadline = now + kGrace;
       } else {
         reason = absl::DeadlineExceededError(

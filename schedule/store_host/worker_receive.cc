@@ -1,4 +1,4 @@
-// StoreWorker's thread that receives: servers that come and go, and what they send.
+// StoreWorker's receiver thread: handles servers that come and go, and their messages.
 #include <chrono>
 #include <string>
 #include <utility>
@@ -38,7 +38,7 @@ void StoreWorker::OnPeer(const PeerEvent& event) {
   {
     const absl::MutexLock lock(&mu_);
     if (is_closing_) return;
-    // A server that knows that this worker leaves may go.
+    // While this worker leaves, a server that has answered everything may close.
     if (is_leaving_ && resender.is_empty()) return changed_.SignalAll();
     if (event.kind == PeerEvent::Kind::kJoined) connected_.insert(server);
     changed_.SignalAll();
@@ -119,7 +119,7 @@ void StoreWorker::OnValues(int server, const StoreHead& head, Bytes body) {
   {
     const absl::MutexLock lock(&mu_);
     const auto found = pulled_.find(head.request);
-    // After a failure the memory is the caller's again.
+    // After a failure the memory belongs to the caller again.
     if (!failure_.ok() || found == pulled_.end() || found->second.slice != head.slice) return;
     pulled = found->second;
     Key& key = keys_[pulled.key];

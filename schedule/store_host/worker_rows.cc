@@ -15,7 +15,7 @@ namespace {
 
 using Kind = StoreHead::Kind;
 
-// Which of the rows a slice holds: a range of order.ids.
+// Returns the range of order.ids that the slice holds.
 Range PartOf(const RowOrder& order, const StoreSlice& slice, size_t width) {
   const auto at = [&](size_t row) {
     return static_cast<size_t>(std::lower_bound(order.ids.begin(), order.ids.end(), uint64_t{row}) -
@@ -24,7 +24,7 @@ Range PartOf(const RowOrder& order, const StoreSlice& slice, size_t width) {
   return {at(slice.offset / width), at((slice.offset + slice.count) / width)};
 }
 
-// As the slice numbers them.
+// Returns the ids of that range, relative to the slice's first row.
 std::vector<uint32_t> IdsOf(const RowOrder& order, const Range& part, const StoreSlice& slice,
                             size_t width) {
   std::vector<uint32_t> ids;
@@ -34,7 +34,7 @@ std::vector<uint32_t> IdsOf(const RowOrder& order, const Range& part, const Stor
   return ids;
 }
 
-// The values of those rows, each the sum of the places that name it.
+// Returns the values of those rows, each summed over the caller's duplicates.
 std::vector<float> Gather(const RowOrder& order, const Range& part,
                           const std::vector<float>& values, size_t width) {
   std::vector<float> rows((part.end - part.begin) * width);
@@ -157,7 +157,7 @@ absl::Status StoreWorker::StartRows(std::string_view name, const Rows* push, con
   return absl::OkStatus();
 }
 
-// On the receiver's thread.
+// Runs on the receiver's thread.
 absl::Status StoreWorker::TakeRows(const Pulled& pulled, const CodecSpec& down,
                                    StoreHead::Form form, Bytes body) const {
   if (form != StoreHead::Form::kRows) {

@@ -1,5 +1,5 @@
-// StoreWorker's Save and Load: worker 0's file of what servers hold, by
-// schedule/store/state_file.h, and each worker's file of its residuals.
+// StoreWorker's Save and Load: worker 0's file of the servers' states and each worker's file of its
+// residuals (StateFileWriter in schedule/store/bytes.h).
 #include <unistd.h>
 
 #include <algorithm>
@@ -22,15 +22,15 @@ namespace {
 
 using Kind = StoreHead::Kind;
 
-// Key of the entry of a file of residuals that tells its save and how many workers there were. Keys
-// of users have no line breaks.
+// Key of the entry with the save's number and the number of workers, in a file of residuals. Users'
+// keys have no line breaks.
 constexpr std::string_view kPartHead = "\nresiduals";
 
 std::string PartOf(const std::string& path, int rank) {
   return absl::StrCat(path, ".worker-", rank);
 }
 
-// Stores of other processes may be saved there at the same time.
+// The name includes the process, since other processes may save to the same path.
 std::string DraftOf(const std::string& path) { return absl::StrCat(path, ".tmp-", getpid()); }
 
 absl::Status NotSaved(const std::string& path) {
@@ -41,7 +41,7 @@ absl::Status NotSaved(const std::string& path) {
 absl::StatusOr<std::string> ReadFile(const std::string& path) {
   std::ifstream in(path, std::ios::binary);
   std::string file;
-  // read() keeps an error of a directory or a disk, which iterators would throw.
+  // read() reports the error of a directory or a disk as a state; iterators would throw.
   for (std::vector<char> part(1 << 20); in;) {
     in.read(part.data(), std::ssize(part));
     file.append(part.data(), static_cast<size_t>(in.gcount()));
@@ -56,13 +56,13 @@ absl::Status StoreWorker::Save(const std::string& path) {
   if (absl::Status bad = Barrier(); !bad.ok()) return bad;
   std::vector<std::string> files;
   const absl::Status written = WriteFiles(path, &files);
-  // The files of the save before stay unless all workers have written theirs.
+  // The previous save's files are replaced only if all workers have written theirs.
   const std::string body(written.ok() ? std::string(kSaves)
                                       : absl::StrCat(std::string(kComplaint), written.message()));
   absl::Status saved =
       CallAll(Together::kBarrier, std::vector<std::string>(resenders_.size(), body));
   const bool all_written = saved.ok();
-  if (saved.ok()) saved = written;  // nobody hears a worker that catches up
+  if (saved.ok()) saved = written;  // a worker that catches up makes no call; only it fails
   for (const std::string& file : files) {
     if (saved.ok() && std::rename(DraftOf(file).c_str(), file.c_str()) != 0) saved = NotSaved(file);
     if (!saved.ok()) std::remove(DraftOf(file).c_str());
@@ -122,7 +122,7 @@ absl::StatusOr<std::string> StoreWorker::StatesAsFile() {
   return std::move(file).Finish();
 }
 
-// The same on all workers, and another one when the values are.
+// A digest of the first slice's state: the same on all workers, different after an update.
 absl::StatusOr<uint64_t> StoreWorker::SaveNumber() {
   if (layout_.slices().empty()) return 0;
   const absl::StatusOr<std::vector<uint8_t>> state = GetState(0);
@@ -145,7 +145,7 @@ std::string StoreWorker::ResidualsAsFile(uint64_t save) const {
 }
 
 absl::Status StoreWorker::Load(const std::string& path) {
-  if (CatchesUp(Together::kLoad)) {  // the store has gone on since
+  if (CatchesUp(Together::kLoad)) {  // the store has been updated since that load
     ++calls_made_[Together::kLoad];
     return absl::OkStatus();
   }
@@ -156,7 +156,7 @@ absl::Status StoreWorker::Load(const std::string& path) {
     bad = file.ok() ? PutStates(*file, &*part) : file.status();
     if (!bad.ok()) bad = absl::Status(bad.code(), absl::StrCat("'", path, "': ", bad.message()));
   }
-  // Servers compare what workers have, and pass a complaint on to all of them.
+  // Servers compare the workers' saves, and send a complaint to all workers.
   const std::string body =
       !bad.ok() ? absl::StrCat(std::string(kComplaint), bad.message())
                 : (part->save.has_value() ? absl::StrCat("save ", *part->save) : std::string());
@@ -173,8 +173,7 @@ absl::Status StoreWorker::Load(const std::string& path) {
   return absl::OkStatus();
 }
 
-// A worker that there was none of when the file was saved has no part, and begins without
-// residuals.
+// A worker that did not exist at the time of the save has no file, and begins without residuals.
 absl::StatusOr<StoreWorker::Part> StoreWorker::ReadPart(const std::string& path) const {
   Part part{.save = {}, .residuals = std::vector<std::vector<float>>(layout_.keys().size())};
   const auto has_residual = [](const StoreKey& key) { return key.has_residual(); };
