@@ -457,10 +457,10 @@ TW_API tw_status tw_zmq_version(const char* library, char* text, size_t capacity
  * (can't be written), TW_MISMATCH (of other numbers of members, or another process writes it) or
  * TW_DATA_LOSS (damaged).
  *
- * A server that was killed when all workers had left, and is started again, may find that the
- * place to meet is gone. Its caller then unsets store, store_path and local_group: TW_OK if the
- * journal, written within timeout_ms, says that all had left, and the journal is removed; else
- * TW_INVALID_ARGUMENT, and the server has to wait for the place as any other. */
+ * A server that was killed after all workers had left, and is started again, may find the
+ * rendezvous store gone. The caller then calls this without store, store_path and local_group: if
+ * the journal was written within timeout_ms and says that all workers had left, it is removed and
+ * the status is TW_OK; else TW_INVALID_ARGUMENT, and the server must wait for that store. */
 TW_API tw_status tw_kv_serve(const tw_kv_options* options);
 
 /* Returns when all servers are connected. A key is used by one thread at a time. tw_kv_set_codec,

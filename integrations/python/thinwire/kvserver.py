@@ -113,8 +113,8 @@ def rank_of(role: launch.StoreRole, meeting) -> int:
 def meet(
     options: _library.KvOptions, role: launch.StoreRole, connect: Callable[[float], _T]
 ) -> _T | None:
-    """Return connect(seconds), where the timeout is, and the members meet; or None for a server
-    that finds nobody there, and whose journal says that the run is over."""
+    """Return connect(timeout in seconds), the rendezvous store. Return None for a server that
+    can't reach it, and whose journal says that the run is over."""
     seconds = options.timeout_ms / 1000
     if role.role != "server" or not options.journal or role.rank is None:
         return connect(seconds)
@@ -128,13 +128,13 @@ def meet(
 
 
 def _is_over(options: _library.KvOptions) -> bool:
-    """Return whether all workers had left by the journal, which is removed then. The rendezvous
-    store is gone."""
+    """Return whether the journal says that all workers have left, and remove it if so. Call only
+    if the rendezvous store is gone."""
     alone = _library.KvOptions.from_buffer_copy(options)
     alone.store = _library.Store()
     try:
         _library.check(_library.load().tw_kv_serve(byref(alone)))
-    except Error:  # it goes on, and says at the store why it can't
+    except Error:  # the caller tries the rendezvous store again, or raises its error
         return False
     _log.warning(
         "server %d of %d: the run of the journal in %s is over, since all workers had left, and "
@@ -152,8 +152,8 @@ def group_of(number: int) -> bytes:
 
 
 def serve(options: _library.KvOptions, store: Store, number: int) -> None:
-    """Serve until all workers have left. Ctrl-C ends the process, unless the program handles it
-    itself."""
+    """Serve until all workers have left. Ctrl-C ends the process, unless the program has its own
+    handler."""
     options.group = group_of(number)
     callbacks = StoreCallbacks(store)
     options.store = callbacks.struct
@@ -162,7 +162,7 @@ def serve(options: _library.KvOptions, store: Store, number: int) -> None:
         with _ended_by_ctrl_c(), callbacks.used():
             _library.check(_library.load().tw_kv_serve(byref(options)))
     except (PeerLostError, TimeoutError):
-        # Rank 0's process, which held the store, may have ended while this one met it.
+        # Rank 0's process, which held the rendezvous store, may have ended meanwhile.
         if not options.journal or not _is_over(options):
             raise
 

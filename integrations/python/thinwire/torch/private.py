@@ -120,14 +120,15 @@ def _keep_groups() -> None:
     while True:
         owner, group = _to_keep.get()
         if _has_waited.is_set():
-            threading.Event().wait()  # for the end: this frame may be the last to hold the group
-        _former_groups[owner] = group  # the one that was kept so far goes
+            # Wait for the end of the process: this frame may be the last to hold the group.
+            threading.Event().wait()
+        _former_groups[owner] = group  # drops the owner's former group
         if group is None:
             del _former_groups[owner]
         _handed_over.pop()
 
 
-# As long as what the keeper has not done.
+# One entry per item that the keeper has not finished.
 _handed_over: list[int] = []
 _to_keep: queue.SimpleQueue[tuple[int, dist.ProcessGroup | None]] = queue.SimpleQueue()
 _former_groups: dict[int, dist.ProcessGroup | None] = {}
