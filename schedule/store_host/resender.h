@@ -1,7 +1,7 @@
 // Resender: sends a worker's messages to one server. If the server has no journal, it only passes
-// them on. If the server has one, or has not yet said so, it keeps every message until the answer
-// arrives. When a lost server is back, it sends all kept messages again, in order; messages that
-// are sent in the meantime wait behind them.
+// them on. If the server has one, or has not yet said whether it has, it keeps every message until
+// the answer arrives. When a lost server is back, it sends all kept messages again, in order;
+// messages that are sent in the meantime wait behind them.
 #ifndef THINWIRE_SCHEDULE_STORE_HOST_RESENDER_H_
 #define THINWIRE_SCHEDULE_STORE_HOST_RESENDER_H_
 
