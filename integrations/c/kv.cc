@@ -28,7 +28,7 @@ struct tw_kv {
 namespace thinwire {
 namespace {
 
-constexpr size_t kSliceStep = 4096;  // blocks of all codecs begin at its multiples
+constexpr size_t kSliceStep = 4096;  // at its multiples blocks of every codec begin
 
 absl::StatusOr<StorePlace> PlaceOf(const tw_kv_options& in) {
   if (in.timeout_ms < 0) {
@@ -160,7 +160,7 @@ absl::Status CheckTensor(const char* function, const tw_kv* kv, const char* key,
   return absl::InvalidArgumentError(absl::StrCat(function, ", key '", key, "': ", wrong));
 }
 
-// No rows need no memory.
+// With row_count 0, `rows` and `data` may be null.
 absl::Status CheckRows(const char* function, const tw_kv* kv, const char* key, const int64_t* rows,
                        size_t row_count, const void* data, size_t count, tw_dtype dtype) {
   const char none = 0;
@@ -182,7 +182,7 @@ extern "C" {
 void tw_kv_options_init_sized(tw_kv_options* options, size_t struct_size) {
   if (options == nullptr) return;
   std::memset(options, 0, struct_size);
-  if (struct_size < sizeof(tw_kv_options)) return;  // refused by what reads it
+  if (struct_size < sizeof(tw_kv_options)) return;  // ReadKvOptions refuses it
   options->struct_size = struct_size;
   options->workers = options->servers = 1;
 }
@@ -226,7 +226,7 @@ tw_status tw_kv_init(tw_kv* kv, const tw_kv_tensor* tensors, size_t count) {
   std::vector<StoreWorker::Value> values;
   for (size_t i = 0; i < count; ++i) {
     const tw_kv_tensor& tensor = tensors[i];
-    const void* const data = tensor.count == 0 ? &tensor : tensor.values;  // Init refuses none
+    const void* const data = tensor.count == 0 ? &tensor : tensor.values;  // Init refuses count 0
     const absl::Status bad =
         CheckTensor("tw_kv_init", kv, tensor.key, data, tensor.count, tensor.dtype);
     if (!bad.ok()) return ToC(bad);
