@@ -263,7 +263,8 @@ def _captured(step: Callable[[], None]) -> Callable[[], None]:
 def train_together(
     task: Task, method: Method, trials: list[Trial], workers: int, device: torch.device
 ) -> list[dict[str, Any]]:
-    """The rows of training.train, one for each trial. device: a GPU's steps are one CUDA graph."""
+    """Train all trials; return the rows of training.train(), one for each. On a GPU the step is one
+    CUDA graph."""
     start = time.monotonic()
     runs = _Together(task, method, trials, workers, device)
     rows = torch.stack(

@@ -107,13 +107,13 @@ def _bf16(group: dist.ProcessGroup, bucket: dist.GradBucket) -> torch.futures.Fu
 
 
 for _hook in (_keep, _bf16):
-    _hook.__annotations__ = {}  # DDP wants types there, and this file postpones them
+    _hook.__annotations__ = {}  # DDP requires types there, but they are strings in this file
 
 
 def _warm(
     way: str, compression: Any, measuring: int, *of_loop: Any, **options: Any
 ) -> Iterator[Turn]:
-    """The turns of loop(), by whose end a compression is closed. measuring: further steps of the
+    """Yield the turn of loop(), and close the compression afterwards. measuring: more steps of
     warm-up with codec="auto"."""
     auto = way == "auto"
     turn = loop(*of_loop, warm_up=WARM_UP + measuring * auto, **options)
