@@ -48,10 +48,10 @@ def measure(subjects: Subjects, *, steps: int = 5, seconds: float = 20.0) -> lis
     """Measure subjects in turns of `steps` steps; the first one is the baseline. All ranks call it
     and get the same rows.
 
-    Each round has another order, because a subject that follows the baseline finds its packets in
-    the link's queue, which costs a tenth of a step on links with latency. It ends after at least
-    LEAST_TURNS, when the 95 % interval of every ratio's median is within +- PRECISION of it, or
-    after `seconds` per subject.
+    Each round has another order, because a subject that follows the baseline finds that one's
+    packets in the link's queue, which costs a tenth of a step on links with latency. It ends after
+    at least LEAST_TURNS, when the 95 % interval of every ratio's median is within +- PRECISION of
+    it, or after `seconds` per subject.
 
     Returns:
         Rows with `ms`, the median over turns; `low_ms` and `high_ms`, the middle half; `ratio`, the

@@ -1,10 +1,10 @@
 """fp32, int8, int4 and adaptive over many shards at once, with torch operations on the device of
 the tensors, so that the workers and seeds of many runs can share one GPU.
 
-The values and residuals are bit-identical to those of the library (tests/bench/
-test_batched_codecs.py checks that on a CPU); no bytes are made. compress/FORMAT.md has the rules.
-Shapes depend only on shapes, and the host waits for nothing, so a CUDA graph can record it, after
-one call outside of the graph that creates a device's tables.
+The values and residuals are bit-identical to those of the library, which
+tests/bench/test_batched_codecs.py checks on a CPU; no bytes are made. compress/FORMAT.md has the
+rules. Shapes of results depend only on those of inputs, and the host waits for nothing, so a CUDA
+graph can record it, after one call outside of the graph that creates a device's tables.
 
 Equal bits require some special code: torch divides a CUDA tensor by a number by multiplying with
 its rounded inverse, so divisors are tensors here; a multiplication and the following addition are

@@ -249,10 +249,10 @@ TW_API tw_status tw_encode(const char* spec, const float* x, size_t n, float* re
 TW_API tw_status tw_decode(const char* spec, const void* in, size_t bytes, float* x, size_t n);
 /* Decodes and averages the updates of `count` members: x = factors[0] * in[0] + factors[1] * in[1]
  * + ..., each product and each sum rounded to fp32, in this order. in[m] has `bytes` bytes: shards
- * of `shard` elements one after another, of which the last may be shorter. Adds to the 2 * count +
- * 1 `products`: the sum of squares of each in[m], the inner product of each in[m] and x, and the
- * sum of squares of x, in fp64, with the same bits on every CPU. After a malformed shard the
- * contents of x are unspecified. */
+ * of `shard` elements one after another, of which the last may be shorter. Adds to the
+ * 2 * count + 1 `products`: the sum of squares of each in[m], the inner product of each in[m] and
+ * x, and the sum of squares of x, in fp64, with the same bits on every CPU. After a malformed shard
+ * the contents of x are unspecified. */
 TW_API tw_status tw_decode_mean(const char* spec, const void* const* in, size_t bytes,
                                 const float* factors, size_t count, size_t shard, float* x,
                                 size_t n, double* products);
@@ -260,7 +260,7 @@ TW_API tw_status tw_decode_mean(const char* spec, const void* const* in, size_t 
 /* How much a codec's accuracy depends on compressing the momentum (tw_options.momentum) in place of
  * the gradient. */
 typedef enum {
-  TW_MOMENTUM_UNUSED = 0,  /* the bare gradient does as well */
+  TW_MOMENTUM_UNUSED = 0,  /* the bare gradient works as well */
   TW_MOMENTUM_HELPS = 1,   /* the momentum does better */
   TW_MOMENTUM_ADVISED = 2, /* the bare gradient loses accuracy */
   TW_MOMENTUM_REQUIRED = 3 /* the bare gradient diverges */
@@ -415,8 +415,8 @@ typedef struct {
   double overhead_s;                   /* of each exchange, in addition to its bytes */
   double encode_s, reduce_s, decode_s; /* of one element of a chunk, on one rank */
   double cpu_s_per_byte;               /* processor time for each byte that a rank sends */
-  double contention;         /* how much encode, reduce, decode and sending delay computing: 0 with
-                                cores to spare, 1 or more without */
+  double contention;         /* how much encode, reduce, decode and sending delay computing, and
+                                computing them: 0 with cores to spare, 1 or more without */
   int steps;                 /* steps that the mean is taken over; 0: 4 */
   double inside_bytes_per_s; /* of each rank's link inside a node of options.local_size ranks, if
                                 nodes have links of their own; 0: there are no such nodes */
@@ -518,12 +518,12 @@ TW_API tw_status tw_kv_push_pull(tw_kv* kv, const char* key, const void* send, v
                                  size_t count, tw_dtype dtype, int priority, double weight);
 
 /* The same for a row-sparse key, such as the table of an embedding, of which a step needs a few
- * rows. Row i of send and recv, of `width` elements, is row rows[i] of the key; count = row_count *
- * width. Rows may come in any order; a row that is listed twice in a push is summed. Servers apply
- * the optimizer to the pushed rows, and leave the other rows and their state unchanged. Each
- * worker's push counts as one, even with no rows. Rows are sent uncompressed, except with bf16 and
- * int8 (which rounds stochastically). TW_INVALID_ARGUMENT for a row that does not exist, or a count
- * that is not row_count * width. */
+ * rows. Row i of send and recv, of `width` elements, is row rows[i] of the key. `count` is the
+ * elements of all rows: row_count * width. Rows may come in any order; a row that is listed twice
+ * in a push is summed. Servers apply the optimizer to the pushed rows, and leave the other rows and
+ * their state unchanged. Each worker's push counts as one, even with no rows. Rows are sent
+ * uncompressed, except with bf16 and int8 (which rounds stochastically). TW_INVALID_ARGUMENT for a
+ * row that does not exist, or another count. */
 TW_API tw_status tw_kv_push_rows(tw_kv* kv, const char* key, const int64_t* rows, size_t row_count,
                                  const void* send, size_t count, tw_dtype dtype, int priority,
                                  double weight);
@@ -546,8 +546,8 @@ TW_API tw_status tw_kv_barrier(tw_kv* kv);
 /* Worker 0 writes or reads a file with all values and the optimizer's state, and each worker its
  * residuals in PATH.worker-RANK. If a worker cannot write or worker 0 has left, save returns
  * TW_INVALID_ARGUMENT on all workers and keeps the former files. If a file is missing, damaged, of
- * another save, or of another optimizer that keeps arrays, load returns TW_INVALID_ARGUMENT and
- * changes nothing. */
+ * another save, or of another optimizer that keeps arrays, load returns TW_INVALID_ARGUMENT on all
+ * workers and changes nothing. */
 TW_API tw_status tw_kv_save(tw_kv* kv, const char* path);
 TW_API tw_status tw_kv_load(tw_kv* kv, const char* path);
 

@@ -308,8 +308,9 @@ class KVStore:
 
         Args:
             compression: a codec such as "int4" or "int8:down=fp32" (gradients up with error
-                feedback, values down), or {"type": "int4"}. MXNet's {"type": "2bit", "threshold":
-                0.5} is "ternary:threshold=0.5,down=fp32": a worker sends bit-identical values.
+                feedback, values down), or {"type": "int4"}. MXNet's
+                {"type": "2bit", "threshold": 0.5} is "ternary:threshold=0.5,down=fp32": a worker
+                sends bit-identical values.
 
         Raises:
             InvalidArgumentError: the codec or a key is unknown, or it is MXNet's "1bit".
@@ -342,8 +343,8 @@ class KVStore:
         set_optimizer(), with any number of servers. All workers call it.
 
         Raises:
-            InvalidArgumentError: a file is missing, damaged, of another save, or of another
-                optimizer that keeps arrays; nothing was changed.
+            InvalidArgumentError: on all workers: a file is missing, damaged, of another save, or of
+                another optimizer that keeps arrays; nothing was changed.
         """
         self._check(self._library.tw_kv_load(self._alive(), kvspecs.checked_text("fname", fname)))
 

@@ -143,7 +143,7 @@ def grouped_allreduce(
     postscale_factor: float = 1.0,
     process_set: Any = global_process_set,
 ) -> list[torch.Tensor]:
-    """allreduce() several tensors together; name: of the group of tensors."""
+    """Reduce several tensors together, as allreduce(). name: of the group of tensors."""
     reductions.check_tensors(tensors)
     asked = reductions.how(op, average, compression, prescale_factor, postscale_factor, process_set)
     options = {
@@ -181,7 +181,7 @@ def grouped_allgather(
     name: str | None = None,
     process_set: Any = global_process_set,
 ) -> list[torch.Tensor]:
-    """allgather() several tensors together; name: of the group of tensors."""
+    """Gather several tensors together, as allgather(). name: of the group of tensors."""
     reductions.check_tensors(tensors)
     if not _wants_gradient(*tensors):
         return transfers.grouped_allgather_async(tensors, name, process_set).wait()
@@ -262,7 +262,7 @@ def grouped_reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> list[torch.Tensor]:
-    """reducescatter() several tensors together; name: of the group of tensors."""
+    """Reduce several tensors together, as reducescatter(). name: of the group of tensors."""
     reductions.check_tensors(tensors)
     if not _wants_gradient(*tensors):
         return transfers.grouped_reducescatter_async(

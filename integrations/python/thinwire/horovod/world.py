@@ -159,7 +159,7 @@ class World:
 
     def _new_group(self, ranks: list[int]) -> Any:
         # Torch 2.14 names a group by the number of groups that its process has created before, so
-        # all ranks must create the same number: not only ranks outside the set create `alone`.
+        # all ranks must create the same number: ranks inside the set create `alone`, too.
         if self.alone is None:
             mine = [self.numbers.rank]
             self.alone = dist.new_group(mine, backend="gloo", use_local_synchronization=True)
@@ -314,8 +314,8 @@ def join(device: int = -1) -> int:
     broadcast_parameters() from the returned rank afterwards.
 
     Meanwhile, gathers, broadcasts, minima, maxima, products and barriers of the others are a
-    MismatchError, and collectives of process sets do not wait for joined ranks: they end with a
-    TimeoutError.
+    MismatchError. A joined rank takes no part in collectives of process sets; those of a set that
+    includes it end with a TimeoutError.
 
     Args:
         device: the number of the GPU for zeros in place of tensors on a GPU; -1: torch's current

@@ -25,7 +25,7 @@ def zeros(*size: int) -> torch.Tensor:
 
 
 def empty(numel: int) -> torch.Tensor:
-    """Return uninitialized float32 memory on the host, as zeros() does."""
+    """Return an uninitialized float32 tensor on the host, for the reason given in zeros()."""
     return torch.empty(numel, dtype=torch.float32, device="cpu")
 
 

@@ -55,8 +55,8 @@ class OneBitAdam:
         private.replace_step(self.optimizer, step)
 
     def momentum_of(self, parameter: torch.Tensor) -> torch.Tensor | None:
-        """Return the momentum in the exchange's units: sums of gradients, exp_avg / (1 -
-        betas[0])."""
+        """Return the momentum in the exchange's units, sums of gradients:
+        exp_avg / (1 - betas[0])."""
         average = self.optimizer.state.get(parameter, {}).get("exp_avg")
         return None if average is None else average / (1 - self.beta)
 

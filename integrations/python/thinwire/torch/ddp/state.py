@@ -409,8 +409,8 @@ class _ForwardWatch:
 class CopiedState:
     """Stands in a copied DDP model (copy.deepcopy, pickle, AveragedModel) for the original's State.
 
-    Connections and residuals belong to the original only. Evaluating a copy does not use this
-    object; training one raises an error with the fix."""
+    Connections and residuals belong to the original only. DDP registers no hook in a copy, so a
+    copied model does not use this object. Any use of it raises an error with the fix."""
 
     def __init__(self, codec: Codec) -> None:
         self.codec = codec  # the original's at the time of the copy

@@ -42,7 +42,7 @@ _LOSSES = 2  # a codec that was slower this many times is dropped
 
 # Turns. The first step of a turn is not timed, because packets of the step before it may still be
 # queued on the link.
-_TURN = 4  # timed steps per turn
+_TURN = 4  # steps per turn, including the one that is not timed
 _ROUNDS = 4  # the least number of rounds; in each, every codec has a turn
 _TURNS = 32  # the largest number of turns, if codecs are close
 _CLOSE = 1.06
@@ -104,7 +104,7 @@ class _Turns:
 
     def _typical(self) -> list[Prediction]:
         """Return each codec's median step, divided by the fastest turn of the same round; of two
-        medians the lower one, because noise only adds time."""
+        middle values the lower one, because noise only adds time."""
         found: dict[str, list[float]] = {codec: [] for codec in self._left}
         for steps in self._rounds:
             fastest = min(statistics.median(steps[codec]) for codec in self._left)

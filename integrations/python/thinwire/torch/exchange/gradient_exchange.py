@@ -113,7 +113,7 @@ class GradientExchange(Compression):
         self.momentum = OwnedMomentum(settings.momentum, settings.nesterov)
         self._step_tensors: list[Any] = []  # tensors of the last reduce() and their buckets
         self._step_buckets: list[FlatBucket] = []
-        self._whole = True  # all parameters are of one step; False until recover() has copied them
+        self._whole = True  # all parameters are of one step; False until a copy is complete
         self._warming_up = False  # whether warm_up_codec is in use
         self._warm_up = plan(
             warm_up_steps, warm_up_codec, self._rules, settings.momentum, automatic=self.automatic
@@ -405,8 +405,8 @@ class GradientExchange(Compression):
     def take_momentum(
         self, optimizer: Optimizer, name_of: Callable[[torch.Tensor], str | None]
     ) -> None:
-        """Move momentum and weight decay from the optimizer's param groups into the exchange, where
-        they have not been moved before. From then on the results of the exchange are momentum.
+        """Move momentum and weight decay into the exchange from those param groups of the optimizer
+        that still have them. From then on the results of the exchange are momentum.
 
         Args:
             optimizer: torch.optim.SGD.

@@ -141,10 +141,10 @@ class Session:
 
     def summary(self, steps: int | None = None) -> dict[str, Any]:
         """Return the counters in the form that users get: steps, all_reduces, raw_bytes (a ring
-        allreduce of fp32 would have sent them), wire_bytes (sent by this rank), ratio = raw_bytes /
-        wire_bytes, planned_chunks (chunks whose order was predicted), seconds by stage, summed over
-        the lanes, and transport and topology, which are None before the first use and after
-        close().
+        allreduce of fp32 would have sent them), wire_bytes (sent by this rank),
+        ratio = raw_bytes / wire_bytes, planned_chunks (chunks whose order was predicted), seconds
+        by stage, summed over the lanes, and transport and topology, which are None before the first
+        use and after close().
 
         steps: None: each allreduce counts as a step."""
         counts = self.stats()
@@ -394,7 +394,7 @@ class Session:
     def close(self) -> None:
         """Wait for pending work, and close the connections. If an exception ends this process, or
         if the peers wait for the rest of a step, fail the group instead, without waiting. A second
-        call does nothing; neither does a call in a forked child."""
+        call does nothing, and so does a call in a forked child."""
         if self._home is not None and not self._home.is_here():
             return
         with self._lock:

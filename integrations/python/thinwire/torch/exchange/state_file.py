@@ -2,7 +2,7 @@
 
 A file has the tensors "PARAMETER/first", "PARAMETER/second" and "PARAMETER/momentum", all float32.
 Its header has, as text: thinwire_state (the version of this format), world, rank, steps, replicas
-(FSDP2 only), codec and sparse as JSON, and a digest of all these and of all tensors. Nothing is
+(FSDP2 only), codec and sparse as JSON, and digest, of all these and of all tensors. Nothing is
 pickled, so a file cannot run code."""
 
 from __future__ import annotations

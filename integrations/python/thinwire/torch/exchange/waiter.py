@@ -205,7 +205,7 @@ class Waiter:
         self._device.enter_thread()
         while (pending := self._queue.get()) is not None:
             pending.complete()
-            del pending  # which may hold the last reference to the tensor
+            del pending  # it may hold the last reference to the tensor
 
     def _wait(self, in_flight: InFlight, finish: Callable[[], None] | None) -> errors.Error | None:
         try:

@@ -160,9 +160,9 @@ class GroupGather:
 
     def start(self, output: torch.Tensor, source: torch.Tensor) -> Callable[[], None] | None:
         """Start a gather as UnitGather does, and return the function that completes it. None if the
-        gather is not FSDP2's or must be exact; then the caller makes it. Exact is also a unit that
-        this group gathers only in backward passes: its forward passes use another group
-        (reshard_after_forward=N)."""
+        gather is not FSDP2's or must be exact; then the caller makes it. A unit that this group
+        gathers only in backward passes is gathered exactly, too: its forward passes use another
+        group (reshard_after_forward=N)."""
         unit = private.gathered_unit()
         if unit is None:
             return None
@@ -268,9 +268,9 @@ class UnitGather(Buffers):
         async_op: bool = False,
     ) -> dist.Work | None:
         """Gather a unit's parameters. A gather is exact unless it is of a whole unit in float32,
-        bfloat16 or float16: parameters of several dtypes, which FSDP2 gathers as bytes, and the
-        smaller groups of reshard_after_forward=N. The pass that needs the parameters raises the
-        typed error of a failed exchange.
+        bfloat16 or float16. So parameters of several dtypes, which FSDP2 gathers as bytes, and
+        those in the smaller groups of reshard_after_forward=N are gathered exactly. The pass that
+        needs the parameters raises the typed error of a failed exchange.
 
         Args:
             output_tensor: for the shards of all ranks.

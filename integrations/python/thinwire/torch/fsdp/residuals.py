@@ -206,8 +206,8 @@ def _replicas_of(saved: _Saved) -> int:
 
 
 def _parted(residuals: _Residuals) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """Split them into those of the shards' exchange, of the replicas' exchange, and the references,
-    each by parameter."""
+    """Split a rank's residuals into those of the shards' exchange, those of the replicas' exchange,
+    and the references, each by parameter."""
     of_shards, of_replicas, references = {}, {}, {}
     for name, memory in residuals.items():
         if name.startswith(_OF_REPLICAS):
