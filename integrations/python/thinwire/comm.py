@@ -26,7 +26,8 @@ def is_ending() -> bool:
 
 
 def fatal_exception() -> BaseException | None:
-    """The uncaught exception that ends this process; None while it goes on, and after a normal end.
+    """Return the uncaught exception that ends this process; None before its end, or if it ends
+    normally.
 
     Between the main thread's end and the exit handlers the interpreter prints an uncaught exception
     and keeps it in sys.last_exc (before Python 3.12 sys.last_value). An interactive session keeps

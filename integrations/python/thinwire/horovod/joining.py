@@ -35,7 +35,7 @@ class Call(NamedTuple):
     kind: str  # of Joining.makers
     key: tuple[str, str | None]  # equal on all ranks, which count the calls of each key
     number: int  # among the calls of the key
-    part: Any  # what a rank that has joined makes it by, as JSON has it: tuples become lists
+    part: Any  # the call's arguments for joined ranks, in JSON's types: tuples become lists
 
 
 class EngineCall(NamedTuple):

@@ -353,8 +353,8 @@ class StepObserver:
 # From the most accurate to the least.
 CODECS = ("fp32", "bf16", "int8", "int4", "adaptive", "onebit", "topk")
 POLICIES = ("fifo", "wfbp", "p3")
-# The codecs that may be recommended by default. adaptive has lost more than 0.1 points of accuracy
-# (docs/decisions.md#32-adaptives-floor-is-0), and the others need momentum.
+# The codecs that may be recommended by default. adaptive has lost more than a tenth of a point of
+# accuracy (docs/decisions.md#32-adaptives-floor-is-0), and the others need momentum.
 ACCURATE = CODECS[:4]
 # Predictions that differ by at most this factor count as equal, and accuracy decides.
 TIE = 1.03

@@ -155,7 +155,7 @@ class State(GradientExchange):
             optimizer: torch.optim.SGD whose momentum is 0 or the state's; existing momentum buffers
                 move into the state. Or torch.optim.Adam or AdamW with betas[0] equal to the state's
                 momentum: 1-bit Adam (arXiv 2102.02888), which requires warm_up_steps; the variance
-                is frozen after them. The paper uses 15 to 20 % of a run.
+                is frozen after them. In the paper the warm-up takes 15 to 20 % of a run.
             name_of: returns a parameter's name; None: the name that this state uses.
         """
         check_kind("optimizer", optimizer, Optimizer, "one of torch.optim")
