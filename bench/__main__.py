@@ -26,12 +26,12 @@ from bench.harness import Row
 
 
 class Kind(NamedTuple):
-    """Beside what it measures, what its options are unless they are given."""
+    """A kind of benchmark, and the defaults of its options."""
 
     what: str
     links: str = ""
     ways: str = ""
-    kinds: str = ""  # of steps, with ; between them, that are measured in its place
+    kinds: str = ""  # kinds of steps, separated by ;, that are measured in its place
     worlds: str = "2"
     sizes: str = "64,67108864"
 
@@ -87,11 +87,11 @@ ALLREDUCE_COLUMNS = {  # as nccl-tests prints them; GB are 10^9 bytes
     "over Gloo's fp32": "**{ratio:.2f}**",
 }
 TIMEOUT_S = 3600.0
-PACKAGES = ("lightning", "accelerate", "transformers")  # whose versions a result has
+PACKAGES = ("lightning", "accelerate", "transformers")  # a result has their versions
 
 
 def step_rows(arguments: argparse.Namespace) -> list[Row]:
-    """In the ranks of one lab."""
+    """Measure steps; runs in the ranks of one lab."""
     from bench.subjects import priority, steps
 
     ways, options = arguments.ways.split(","), {}
@@ -117,12 +117,12 @@ def step_rows(arguments: argparse.Namespace) -> list[Row]:
 
 
 def names_of(arguments: argparse.Namespace) -> list[str]:
-    """The frameworks that are asked for; none: all."""
+    """Return the requested frameworks; by default all."""
     return arguments.frameworks.split(";") if arguments.frameworks else []
 
 
 def allreduce_rows(place: lab.Lab, arguments: argparse.Namespace) -> list[Row]:
-    """By the C++ program: a row for each size and way."""
+    """Run the C++ program; return a row for each size and way."""
     program = str(harness.ROOT / "build/bench/allreduce_bench")
     sizes, found = arguments.sizes.split(","), []
     with tempfile.TemporaryDirectory() as folder:
@@ -138,14 +138,14 @@ def allreduce_rows(place: lab.Lab, arguments: argparse.Namespace) -> list[Row]:
 
 
 def network_row(row: Row, world: int) -> Row:
-    """Adds bandwidths as nccl-tests defines them (doc/PERFORMANCE.md there): algbw = size / time,
-    busbw = algbw * 2 (n - 1) / n. The size is that of fp32, whatever travels."""
+    """Add bandwidths as nccl-tests defines them (doc/PERFORMANCE.md there): algbw = size / time,
+    busbw = algbw * 2 (n - 1) / n. The size is that of fp32, not of the bytes sent."""
     algbw = row["bytes"] / row["ms"] / 1e6
     return row | {"us": 1e3 * row["ms"], "algbw": algbw, "busbw": algbw * 2 * (world - 1) / world}
 
 
 def cells(arguments: argparse.Namespace) -> Iterator[tuple[str, float, int]]:
-    """Links, delays in milliseconds, and numbers of ranks to measure."""
+    """Yield the links, delays in milliseconds, and numbers of ranks to measure."""
     links = arguments.links.split(",")
     delays = [float(delay) for delay in arguments.delays_ms.split(",")]
     worlds = [int(world) for world in arguments.worlds.split(",")]
@@ -170,8 +170,8 @@ def show(found: list[Row]) -> None:
 
 
 def run(arguments: argparse.Namespace, out: Path) -> list[Row]:
-    """Writes `out` after each cell. With --resume the cells that it has stay as they are; they must
-    be of this commit, since a result names one."""
+    """Measure all cells, and write `out` after each. With --resume the cells in it are kept; they
+    must be of this commit, because a result names one commit."""
     rows: list[Row] = []
     if arguments.resume and out.exists():
         result = json.loads(out.read_text())

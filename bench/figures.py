@@ -1,5 +1,5 @@
-"""Tables and single figures made from the files of bench/results/, and the marks where pages have
-them. bench/pages.py lists them and writes the pages."""
+"""Tables and single figures made from the files of bench/results/, and the marks for them in pages.
+bench/pages.py lists them and writes the pages."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ INLINE = re.compile(r"(<!-- figure: ([\w -]+) -->)[^\n]*?(<!-- end -->)")
 _MACHINES = {"xeon-avx512-2cores": "Intel(R) Xeon(R) Processor, 2 cores",
              "epyc-zen4-2cores": "AMD EPYC, 2 cores", "h200": "NVIDIA H200"}  # fmt: skip
 
-# A table is a line for each set of fields and a column for each form of a row's fields.
+# A table has a line for each set of fields, and a column for each form of a row's fields.
 
 Fields = Mapping[str, Any]
 Lines = Iterable[tuple[str, Fields]]
@@ -30,13 +30,14 @@ Column = tuple[str, str, Fields]  # its heading, a form ("{ms:.1f}"), and the ro
 
 @dataclass(frozen=True)
 class Table:
-    """Cells of one row of the files each, the first one that has the line's and the column's
-    fields; empty if there is none. A name with | in it is several cells.
+    """A table. Each cell is made from one row of the files: the first one with the line's and the
+    column's fields; it is empty if there is none. A name with | in it is several cells.
 
-    files: of bench/results/. field: of a file, that has its rows. rows: computes others."""
+    files: of bench/results/. field: the field of a file that has its rows. rows: computes other
+    rows from them."""
 
     files: Sequence[str]
-    head: str  # of the lines' names
+    head: str  # heading of the lines' names
     lines: Lines | Callable[[list[Row]], Lines]
     columns: Sequence[Column]
     rows: Callable[[list[Row]], Iterable[Row]] = iter
@@ -46,7 +47,8 @@ class Table:
         return [*self.rows([*chain.from_iterable(_rows(f, self.field) for f in self.files)])]
 
     def figure(self, form: str, **fields: Any) -> Callable[[], str]:
-        """One cell, for a sentence: of the first row with these fields, which must be there."""
+        """Return a function for a figure in a sentence: one cell of the first row with these
+        fields, which must exist."""
         return lambda: form.format_map(next(_having(fields, self.found())))
 
     def __call__(self) -> str:
@@ -68,7 +70,7 @@ def _having(fields: Fields, rows: Iterable[Row]) -> Iterator[Row]:
 
 
 def filled(text: str, made: Mapping[str, Callable[[], str]]) -> str:
-    """A page with its tables and figures made anew, each by the function that has its name."""
+    """Return a page with its tables and figures replaced, each by the function with its name."""
     text = BLOCK.sub(lambda mark: f"{mark[1]}\n{made[mark[2]]()}\n\n{mark[3]}", text)
     return INLINE.sub(lambda mark: f"{mark[1]}{made[mark[2]]()}{mark[3]}", text)
 
@@ -79,8 +81,8 @@ def _load(file: str) -> Any:
 
 
 def _sources(files: Iterable[str]) -> str:
-    """The files by machine and commit, of which those of before the harness may lack either; the
-    commands are in the files."""
+    """Return text with the files by machine and commit. Files from before the harness may lack
+    either. The commands are in the files."""
     places: dict[str, list[str]] = {}
     for file in files:
         found = _load(file)
@@ -93,24 +95,26 @@ def _sources(files: Iterable[str]) -> str:
 
 
 def _rows(file: str, field: str) -> Iterable[Row]:
-    """Each names its file. A file that is a list is the rows, and lines of text are, too."""
+    """Yield a file's rows, each with the file's name. A file that is a list has only rows; so does
+    one with lines of text."""
     found = _load(file)
     for row in found[field] if isinstance(found, dict) else found:
         yield (row if isinstance(row, dict) else {"line": row}) | {"file": file}
 
 
 def named(field: str, names: Mapping[Any, str]) -> list[tuple[str, Fields]]:
-    """A line for each value of a field."""
+    """Return a line for each value of a field."""
     return [(name, {field: value}) for value, name in names.items()]
 
 
 def each(name: str) -> Callable[[list[Row]], Lines]:
-    """A line for each row. name: a form."""
+    """Return a function that makes a line for each row. name: a form."""
     return lambda rows: [(name.format_map(row), row) for row in rows]
 
 
 def every(field: str, **fields: Any) -> Callable[[list[Row]], Lines]:
-    """A line for each value that a field has, among the rows that have these fields."""
+    """Return a function that makes a line for each value of a field in the rows with these
+    fields."""
 
     def lines(rows: list[Row]) -> Lines:
         found = (row.get(field) for row in _having(fields, rows))
@@ -120,12 +124,12 @@ def every(field: str, **fields: Any) -> Callable[[list[Row]], Lines]:
 
 
 def by(form: str, field: str, names: Mapping[Any, str], **fields: Any) -> list[Column]:
-    """A column for each value of a field."""
+    """Return a column for each value of a field."""
     return [(name, form, {field: value, **fields}) for value, name in names.items()]
 
 
 def own(forms: str) -> list[Column]:
-    """Columns of a line's own row: "heading = form | heading = form"."""
+    """Return columns of a line's own row: "heading = form | heading = form"."""
     return [(*column.split(" = "), {}) for column in forms.split(" | ")]
 
 

@@ -1,5 +1,5 @@
-"""FolderStore: a thinwire.comm.Store for ranks that share nothing else than a folder. It needs
-nothing of thinwire, so it serves any version of that."""
+"""FolderStore: a thinwire.comm.Store for ranks that share only a folder. It does not import
+thinwire, so it works with any version of it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _POLL_S = 0.002
 
 
 class FolderStore:
-    """A file for each key, written whole and then renamed."""
+    """A store with a file for each key, which is written and then renamed."""
 
     def __init__(self, folder: str | Path) -> None:
         self._folder = Path(folder)
@@ -27,7 +27,7 @@ class FolderStore:
         written.rename(file)
 
     def get(self, key: str, timeout_s: float) -> bytes:
-        """Waits for it; TimeoutError names the key."""
+        """Wait for a key; return its value. The TimeoutError names the key."""
         file, end = self._file(key), time.monotonic() + timeout_s
         while not file.exists():
             if time.monotonic() > end:

@@ -1,12 +1,12 @@
-"""Allreduces among GPUs of several nodes: bytes on a node's network card, and seconds, by the
-simulator and by formula. Nothing here is measured.
+"""Allreduces among GPUs of several nodes: bytes on a node's network card, and seconds, from the
+simulator and from formulas. Nothing here is measured.
 
     python -m bench.gpu_nodes          writes the tables of docs/explanation/gpu-nodes.md
 
 The simulator is the library's own (thinwire.simulate): its algorithms say how many bytes each rank
-sends inside its node and between nodes, and its sequencers order them. What is
-uncompressed is a formula, at the full rate of its slowest link and without any cost beside its
-bytes, so the comparison favours it. The assumed rates are constants below and stand in the page."""
+sends inside its node and between nodes, and its sequencers order them. Times of uncompressed
+allreduces come from a formula, at the full rate of the slowest link and without other costs than
+bytes, so the comparison favours them. The assumed rates are constants below and on the page."""
 
 from __future__ import annotations
 
@@ -31,15 +31,16 @@ NUMEL = BUCKETS * BUCKET
 BY = "\N{MULTIPLICATION SIGN}"
 PROFILE = Profile(tuple(Layer(BUCKET, 0.0, 0.0) for _ in range(BUCKETS)))  # the exchange alone
 LATENCY_S = 20e-6  # one way
-OVERHEAD_S = 50e-6  # of each exchange of a chunk, beside its bytes
+OVERHEAD_S = 50e-6  # of each exchange of a chunk, in addition to its bytes
 
 
 @dataclass(frozen=True)
 class Inside:
     """The links of the GPUs of a node, and the memory that their codecs work on.
 
-    bytes_per_s: of each GPU, each way, while all of them send. memory_bytes_per_s: of a codec.
-    linked: by NVLink, over which they use one another's memory; else they meet in host memory."""
+    bytes_per_s: of each GPU, in each direction, while all of them send. memory_bytes_per_s: of a
+    codec. linked: whether NVLink lets them access one another's memory; else they exchange through
+    host memory."""
 
     name: str
     bytes_per_s: float
@@ -47,12 +48,13 @@ class Inside:
     linked: bool
 
     def cost(self) -> CodecCost:
-        """Seconds of an element by what is moved: encoding reads gradient and residual and writes
-        residual and code, reducing reads codes and writes part of a sum, decoding the reverse."""
+        """Return the seconds per element from the bytes moved: encoding reads gradient and residual
+        and writes residual and code, reducing reads codes and writes part of a sum, and decoding
+        the reverse."""
         return CodecCost(*(moved / self.memory_bytes_per_s for moved in (13.0, 5.0, 5.0)))
 
 
-# Two thirds of an A100's NVLink by its data sheet (300 GB/s); a PCIe slot without peer access goes
+# Two thirds of an A100's NVLink by its data sheet (300 GB/s); and a PCIe slot without peer access,
 # through host memory, which all GPUs of the node share.
 INSIDE = (Inside("NVLink", 200e9, 1e12, True), Inside("PCIe", 6e9, 0.5e12, False))
 
@@ -61,8 +63,9 @@ PLAIN = "do not compress"
 
 
 def chosen(nodes: int, gpus: int, linked: bool = True) -> str:
-    """The topology that `auto` takes between GPUs over NCCL, or its advice: schedule/join/links.cc,
-    ChooseTopology. It measures nothing there, and asks each GPU how it reaches the others."""
+    """Return the topology that `auto` uses between GPUs over NCCL, or its advice:
+    schedule/join/links.cc, ChooseTopology. There it does not measure, but asks each GPU how it
+    reaches the others."""
     if nodes == 1:
         return PLAIN if linked else "flat"
     if gpus == 1:
@@ -71,14 +74,14 @@ def chosen(nodes: int, gpus: int, linked: bool = True) -> str:
 
 
 def inside_of_grid(codec: str) -> float:
-    """Bytes inside nodes with encoded elements there (topology="grid"), over those with elements
-    as they are (HierarchicalBytes of schedule/collective/settle.h)."""
+    """Return the bytes inside nodes if elements are encoded there (topology="grid"), divided by
+    those of unencoded elements (HierarchicalBytes of schedule/collective/settle.h)."""
     info = codec_info(codec)
     return (info.up_bits + info.down_bits) / (32 + info.down_bits)
 
 
 def _link(nodes: int, gpus: int, between: float, inside: float) -> Link:
-    """between: bytes a second of a node's card, which its GPUs share."""
+    """Return the link. between: bytes per second of a node's card, which its GPUs share."""
     if nodes == 1:
         return Link(gpus, inside)
     return Link(nodes * gpus, between / gpus, local_size=gpus, inside_bytes_per_s=inside)
@@ -92,9 +95,9 @@ def _step_s(link: Link, codec: str, topology: str, cost: CodecCost = FREE) -> fl
 
 
 def sent(nodes: int, gpus: int, codec: str, topology: str) -> tuple[float, float]:
-    """Bytes that a rank sends for an element: inside its node, and between nodes. They are the
-    seconds of a simulation in which the one kind of link has a byte a second, and the other as good
-    as no limit. topology: "flat" or "hierarchical"."""
+    """Return the bytes that a rank sends per element: inside its node, and between nodes. They are
+    the seconds of a simulation in which one kind of link sends a byte per second, and the other has
+    practically no limit. topology: "flat" or "hierarchical"."""
     endless = 1e18
     if nodes == 1:
         return _step_s(_link(1, gpus, 1.0, 1.0), codec, topology) / NUMEL, 0.0
@@ -104,19 +107,19 @@ def sent(nodes: int, gpus: int, codec: str, topology: str) -> tuple[float, float
 
 
 def on_card(nodes: int, gpus: int, codec: str, topology: str) -> float:
-    """Bytes that a node's card sends, in units of the gradients in fp32."""
+    """Return the bytes that a node's card sends, in units of the gradients in fp32."""
     return sent(nodes, gpus, codec, topology)[1] * gpus / 4
 
 
 def ring_on_card(nodes: int, gpus: int) -> float:
-    """The same of NCCL's ring of fp32, which leaves each node once."""
+    """Return the same for NCCL's ring of fp32, which leaves each node once."""
     ranks = nodes * gpus
     return 0.0 if nodes == 1 else 2 * (ranks - 1) / ranks
 
 
 def least_on_card(nodes: int) -> float:
-    """The least that any allreduce of uncompressed fp32 puts there: that of nodes which have
-    summed up inside. NCCL's trees between two nodes come to it."""
+    """Return the least for any allreduce of uncompressed fp32: nodes sum inside first. NCCL's trees
+    between two nodes reach it."""
     return 2 * (nodes - 1) / nodes
 
 
@@ -127,26 +130,26 @@ class Case:
     nodes: int
     gpus: int
     inside: Inside
-    card_gbits: int  # 0: there is one node, and no card
+    card_gbits: int  # 0: one node, without a card
 
     @property
     def name(self) -> str:
-        """Its first cells of a row."""
+        """The first cells of its row."""
         card = f"{self.card_gbits} Gb/s" if self.nodes > 1 else "none"
         return f"{self.nodes} {BY} {self.gpus}, {self.inside.name} | {card}"
 
     @property
     def way(self) -> str:
-        """The topology that `auto` takes, or PLAIN."""
+        """The topology that `auto` uses, or PLAIN."""
         return chosen(self.nodes, self.gpus, self.inside.linked)
 
     @property
     def card(self) -> float:
-        """Bytes a second."""
+        """The card's bytes per second."""
         return self.card_gbits * 1e9 / 8
 
     def seconds(self, codec: str, topology: str) -> float:
-        """Seconds of exchanging NUMEL elements."""
+        """Return the seconds of exchanging NUMEL elements."""
         if topology == PLAIN:
             return self.ring_seconds()
         link = replace(
@@ -164,14 +167,15 @@ class Case:
         return _step_s(link, codec, topology, cost)
 
     def ring_seconds(self) -> float:
-        """Seconds of NCCL's ring of fp32, by the bytes of its slowest link."""
+        """Return the seconds of NCCL's ring of fp32, from the bytes of its slowest link."""
         ranks = self.nodes * self.gpus
         each = 2 * (ranks - 1) / ranks * 4 * NUMEL
         on_links = each / self.inside.bytes_per_s
         return on_links if self.nodes == 1 else max(on_links, each / self.card)
 
     def least_seconds(self) -> float:
-        """Seconds of the best allreduce of uncompressed fp32, by the bytes of its slowest link."""
+        """Return the seconds of the best allreduce of uncompressed fp32, from the bytes of its
+        slowest link."""
         inside = 2 * (self.gpus - 1) / self.gpus * 4 * NUMEL / self.inside.bytes_per_s
         if self.nodes == 1:
             return inside
@@ -179,7 +183,7 @@ class Case:
 
 
 def cases() -> Iterator[Case]:
-    """All of the page, in its order."""
+    """Yield all cases of the page, in its order."""
     for nodes, gpus in SHAPES:
         for inside in INSIDE:
             for card in CARDS if nodes > 1 else (0,):
@@ -236,7 +240,7 @@ TABLES = {"bytes": _bytes_table, "assumed": _assumptions} | {
 
 
 def page() -> str:
-    """The text of PAGE, with its tables made anew."""
+    """Return the text of PAGE with new tables."""
     return figures.filled(PAGE.read_text(), TABLES)
 
 

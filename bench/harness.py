@@ -1,12 +1,13 @@
-"""The harness of all Python benchmarks: subjects take turns, a rule says when there are enough of
-them, and a result says where it comes from.
+"""The harness of all Python benchmarks: subjects take turns until results are precise enough, and a
+result says where it comes from.
 
-A subject is a name and a context manager that yields its `turn`: a function of a number of steps
-that returns the seconds of each. All subjects of a run live in the same processes and take turns,
-so that they see the same machine; a turn counts as its median step on the slowest rank. Figures
-are ratios of turns that followed one another, never absolute times.
+A subject is a name and a context manager that yields its `turn`: a function that takes a number of
+steps and returns the seconds of each. All subjects of a run live in the same processes and take
+turns, so that they run under the same conditions; the time of a turn is its median step on the
+slowest rank. Figures are ratios of successive turns, never absolute times.
 
-Results are JSON of one form: commit, machine, versions, argv, rows. Timing never fails a test."""
+Results are JSON with the same fields: commit, machine, versions, argv, rows. Timing never fails a
+test."""
 
 from __future__ import annotations
 
@@ -36,22 +37,27 @@ Row = dict[str, Any]
 ROOT = Path(__file__).resolve().parents[1]
 PYTHONPATH = os.pathsep.join([str(ROOT), str(ROOT / "integrations/python")])
 LEAST_TURNS = 5
-PRECISION = 0.02  # of a ratio, that ends a measurement
+PRECISION = 0.02  # the relative precision of a ratio at which a measurement ends
 _RANK_OUT = "BENCH_RANK_OUT"  # set in a rank: the file for rank 0's rows
 
 
-# Measuring, in the ranks.
+# Measuring; runs in the ranks.
 
 
 def measure(subjects: Subjects, *, steps: int = 5, seconds: float = 20.0) -> list[Row]:
-    """Rows of subjects that take turns of `steps` steps; the first one is the baseline.
+    """Measure subjects in turns of `steps` steps; the first one is the baseline. All ranks call it
+    and get the same rows.
 
-    Every round has another order: who follows the baseline finds the link's queue as that left it,
-    which costs a tenth of a step on far links. Ends after LEAST_TURNS at least, when the 95 %
-    interval of every ratio's median is within +- PRECISION of it, or when `seconds` a subject are
-    over. Every rank calls it, and gets the same rows: `ms`, the median over turns, `low_ms` and
-    `high_ms`, the middle half; `ratio`, the median of baseline / subject over pairs of turns of
-    one round, and its interval `ratio_low`, `ratio_high`."""
+    Each round has another order, because a subject that follows the baseline finds that one's
+    packets in the link's queue, which costs a tenth of a step on links with latency. It ends after
+    at least LEAST_TURNS, when the 95 % interval of every ratio's median is within +- PRECISION of
+    it, or after `seconds` per subject.
+
+    Returns:
+        Rows with `ms`, the median over turns; `low_ms` and `high_ms`, the middle half; `ratio`, the
+        median of baseline / subject over pairs of turns of one round; and its interval `ratio_low`,
+        `ratio_high`.
+    """
     times: dict[str, list[float]] = {name: [] for name in subjects}
     with contextlib.ExitStack() as stack:
         turns = {name: stack.enter_context(subject) for name, subject in subjects.items()}
@@ -67,7 +73,7 @@ def measure(subjects: Subjects, *, steps: int = 5, seconds: float = 20.0) -> lis
 
 
 def _slowest(turn: Turn, steps: int) -> float:
-    """Seconds of the median step, on the slowest rank."""
+    """Return the seconds of the median step on the slowest rank."""
     import torch
     import torch.distributed as dist
 
@@ -78,7 +84,7 @@ def _slowest(turn: Turn, steps: int) -> float:
 
 
 def _agreed(done: bool) -> bool:
-    """Rank 0's answer, on every rank."""
+    """Return rank 0's value on every rank."""
     import torch
     import torch.distributed as dist
 
@@ -88,8 +94,8 @@ def _agreed(done: bool) -> bool:
 
 
 def interval(values: Sequence[float]) -> tuple[float, float, float]:
-    """The median of `values`, and the ends of its 95 % confidence interval by order statistics
-    (Conover, Practical Nonparametric Statistics, section 3.2)."""
+    """Return the median of `values`, and the ends of its 95 % confidence interval by order
+    statistics (Conover, Practical Nonparametric Statistics, section 3.2)."""
     ordered = sorted(values)
     reach = 0.98 * math.sqrt(len(ordered))
     low = max(0, math.floor(len(ordered) / 2 - reach))
@@ -120,7 +126,7 @@ def rows_of(times: Mapping[str, Sequence[float]]) -> list[Row]:
     return rows
 
 
-# Ranks, which run the benchmark's program once more.
+# Ranks. They run the benchmark's program again.
 
 
 def is_rank() -> bool:
@@ -128,8 +134,8 @@ def is_rank() -> bool:
 
 
 def be_rank(rows: Callable[[], Any]) -> int:
-    """In a rank: joins torch's group, measures on one thread, hands rank 0's rows (or anything else
-    that JSON holds) to the parent."""
+    """In a rank: join torch's group, measure on one thread, and pass rank 0's rows (or any other
+    JSON value) to the parent."""
     import torch
     import torch.distributed as dist
 
@@ -144,7 +150,7 @@ def be_rank(rows: Callable[[], Any]) -> int:
 
 
 def hand_over(found: Any) -> None:
-    """In rank 0: gives the parent what JSON holds."""
+    """In rank 0: pass a JSON value to the parent."""
     Path(os.environ[_RANK_OUT]).write_text(json.dumps(found))
 
 
@@ -156,8 +162,8 @@ def run_ranks(
     python: str = sys.executable,
     **settings: object,
 ) -> Any:
-    """Rank 0's rows of `python -m bench`, or of another module, with the arguments `argv`, run as
-    every rank of a lab. settings: of the environment. RuntimeError if a rank fails."""
+    """Run `python -m bench`, or another module, with the arguments `argv` as every rank of a lab.
+    Return rank 0's rows. settings: environment variables. RuntimeError if a rank fails."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "rows.json"
         settings |= {_RANK_OUT: out, "PYTHONPATH": PYTHONPATH}
@@ -167,7 +173,7 @@ def run_ranks(
 
 
 def simulate(kind: str, lines: Iterable[str]) -> list[Row]:
-    """A row for each line, as bench/simulate.cc has them."""
+    """Run bench/simulate.cc; return a row for each line of its input."""
     done = subprocess.run(
         [ROOT / "build/bench/simulate", kind], input="\n".join(lines), stdout=subprocess.PIPE,
         check=True, text=True,
@@ -179,7 +185,7 @@ def simulate(kind: str, lines: Iterable[str]) -> list[Row]:
 
 
 def commit() -> str:
-    """The commit that is measured, with a + behind it if files differ from it."""
+    """Return the measured commit, followed by + if files differ from it."""
 
     def git(*arguments: str) -> str:
         command = ["git", "-C", str(ROOT), *arguments]
@@ -201,7 +207,7 @@ def machine() -> dict[str, Any]:
 
 
 def versions(*packages: str) -> dict[str, str]:
-    """The versions of Python, torch and those of `packages` that are installed."""
+    """Return the versions of Python, torch and the installed `packages`."""
     found = {"python": platform.python_version()}
     for package in ("torch", *packages):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -210,7 +216,7 @@ def versions(*packages: str) -> dict[str, str]:
 
 
 def source(*packages: str) -> dict[str, Any]:
-    """A result's fields but `rows`: the commit, machine, versions and command line."""
+    """Return a result's fields other than `rows`: commit, machine, versions and command line."""
     argv = [os.path.relpath(sys.argv[0], ROOT), *sys.argv[1:]]
     return {
         "commit": commit(), "machine": machine(), "versions": versions(*packages), "argv": argv,
@@ -218,7 +224,7 @@ def source(*packages: str) -> dict[str, Any]:
 
 
 def headline(result: Mapping[str, Any]) -> str:
-    """A result's source in a line, for tables made from it."""
+    """Return a result's source as one line, for tables made from it."""
     return (
         f"{place(result['machine'])}, torch {result['versions'].get('torch')}; "
         f"`{' '.join(result['argv'])}` at {result['commit']}"
@@ -226,12 +232,12 @@ def headline(result: Mapping[str, Any]) -> str:
 
 
 def place(machine: Mapping[str, Any]) -> str:
-    """A result's machine in words."""
+    """Return a result's machine as text."""
     return ", ".join([machine["processor"], f"{machine['cores']} cores", *machine.get("gpus", ())])
 
 
 def write(out: Path, rows: Iterable[Row], *packages: str, **more: Any) -> dict[str, Any]:
-    """Writes a result file, and returns what it holds. more: further fields of its own."""
+    """Write a result file, and return its contents. more: other fields."""
     result = source(*packages) | more | {"rows": [*rows]}
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(result, indent=1) + "\n")
@@ -241,7 +247,7 @@ def write(out: Path, rows: Iterable[Row], *packages: str, **more: Any) -> dict[s
 def report(
     folder: Path, name: str, title: str, rows: Iterable[Row], text: str, **more: Any
 ) -> None:
-    """Writes NAME.json, as write() does, and NAME.md, which has its source and the text. Prints the
+    """Write NAME.json, as write() does, and NAME.md with its source and the text. Print the
     text."""
     result = write(folder / f"{name}.json", rows, **more)
     (folder / f"{name}.md").write_text(f"# {title}\n\n{headline(result)}\n\n{text}\n")
@@ -250,7 +256,7 @@ def report(
 
 @contextlib.contextmanager
 def picture(path: Path, *shape: int, **options: Any) -> Iterator[Any]:
-    """The axes of a picture, as pyplot.subplots() makes them. It is written at the end."""
+    """Yield the axes of a picture, as pyplot.subplots() makes them; write it at the end."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -265,8 +271,8 @@ def picture(path: Path, *shape: int, **options: Any) -> Iterator[Any]:
 
 
 def table(rows: Sequence[Row], columns: Mapping[str, str] | None = None) -> str:
-    """A Markdown table. columns: a format of a row's fields ("{ms:.1f}") by its heading; a row that
-    lacks a field has an empty cell there. None: every field that is a number or a word."""
+    """Return a Markdown table. columns: a format of a row's fields ("{ms:.1f}") by its heading; a
+    row that lacks a field has an empty cell. None: all fields that are numbers or words."""
     if columns is None:
         fields = dict.fromkeys(
             field for row in rows for field, value in row.items()
@@ -289,7 +295,7 @@ def table(rows: Sequence[Row], columns: Mapping[str, str] | None = None) -> str:
 
 
 def markdown(head: Iterable[str], body: Iterable[Iterable[str]]) -> str:
-    """The lines of a table."""
+    """Return the lines of a table."""
     head = list(head)
     lines = [head, ["---"] * len(head), *body]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)

@@ -1,5 +1,5 @@
-"""The network lab: hosts in network namespaces of their own, joined by links with chosen rates,
-delays and losses.
+"""The network lab: hosts in separate network namespaces, joined by links with chosen rates, delays
+and losses.
 
     python -m bench.lab [--ranks_per_host 1] [--delay_ms 0] [--loss 0] 1gbit 2 COMMAND...
 
@@ -7,13 +7,12 @@ delays and losses.
     tw<pid>h1  eth0 --veth-- port1 --+-- the switch, in the namespace tw<pid>sw
 
 Both ends of every link have a token bucket (`tc tbf`), so each host sends and receives at its
-rate. Where there are delays or losses, a user-space switch takes the place of the kernel's bridge
-and holds every frame back, since kernels without netem can't. It costs about an eighth of a core at
-200 Mb/s.
+rate. With delays or losses, a user-space switch takes the place of the kernel's bridge and delays
+every frame, because not all kernels have netem. It takes about 1/8 of a core at 200 Mb/s.
 
-All of it lives in these namespaces and is removed with them; no traffic leaves them. Requires `ip`
-and `tc` (package iproute2), and root or the right to make user namespaces. `bench/`, the tests and
-the demo use this one lab."""
+Everything is inside these namespaces and is removed with them; no traffic leaves them. Requires
+`ip` and `tc` (package iproute2), and root or the right to create user namespaces. `bench/`, the
+tests and the demo use this lab."""
 
 from __future__ import annotations
 
@@ -36,31 +35,31 @@ from dataclasses import dataclass
 
 LOOPBACK = "loopback"  # no namespaces: all ranks share the machine's loopback interface
 NONE = "none"  # a host's link without a limit
-SKIPPED = 77  # exit status of this program where the system allows no lab
+SKIPPED = 77  # exit status of this program if the system allows no lab
 PORT = 29500  # of the rendezvous, in a lab with namespaces
 SUBNET = "10.88.0"
 BURST_BYTES = 128 << 10  # of a token bucket
 QUEUE_S = 0.02  # a bucket's queue holds as much as the link sends in this time
 POLL_S = 0.02
-TIMEOUT_S = 3600.0  # of a command of this program
+TIMEOUT_S = 3600.0  # seconds for a command of this program
 
 
 @dataclass(frozen=True)
 class Lab:
-    """Where ranks run. Rank r lives on host r // ranks_per_host."""
+    """The hosts of the ranks. Rank r is on host r // ranks_per_host."""
 
     world: int
-    link: str  # of every host, or the hosts' with commas between them; LOOPBACK
-    namespaces: tuple[str, ...] = ()  # one a host; none on loopback
+    link: str  # of every host, or one for each, separated by commas; LOOPBACK
+    namespaces: tuple[str, ...] = ()  # one per host; none on loopback
     switch: str = ""  # the namespace of the switch
     ranks_per_host: int = 1
 
     def address(self, host: int) -> str:
-        """The IPv4 address of a host's eth0."""
+        """Return the IPv4 address of a host's eth0."""
         return f"{SUBNET}.{host + 1}" if self.namespaces else "127.0.0.1"
 
     def command_of(self, rank: int, command: Sequence[str]) -> list[str]:
-        """`command` as it is run inside the rank's namespace. The file systems stay as they are, so
+        """Return `command` wrapped to run in the rank's namespace. It keeps the file systems, so
         that ranks of one host share memory."""
         if not self.namespaces:
             return list(command)
@@ -68,7 +67,7 @@ class Lab:
         return ["nsenter", f"--net=/run/netns/{namespace}", *command]
 
     def environment_of(self, rank: int, port: int) -> dict[str, str]:
-        """The variables that torchrun would set."""
+        """Return the variables that torchrun would set."""
         local = self.ranks_per_host if self.namespaces else self.world
         return {
             "RANK": str(rank),
@@ -79,7 +78,7 @@ class Lab:
             "MASTER_PORT": str(port),
             "GLOO_SOCKET_IFNAME": "eth0" if self.namespaces else "lo",
             "OMP_NUM_THREADS": "1",
-            "TORCH_CPP_LOG_LEVEL": "ERROR",  # c10d can't look names up in there, and says so
+            "TORCH_CPP_LOG_LEVEL": "ERROR",  # c10d warns that it cannot look up names there
         }
 
     def start(
@@ -90,13 +89,13 @@ class Lab:
         environment: Mapping[str, str] | None = None,
         **options: object,
     ) -> subprocess.Popen[bytes]:
-        """Starts `command` as one rank. options: of subprocess.Popen. The caller waits for it."""
+        """Start `command` as one rank. options: of subprocess.Popen. The caller waits for it."""
         variables = os.environ | self.environment_of(rank, port) | dict(environment or {})
         return subprocess.Popen(self.command_of(rank, command), env=variables, **options)
 
     def run(self, command: Sequence[str], timeout_s: float) -> None:
-        """Runs `command` as every rank. RuntimeError if a rank fails or timeout_s (seconds) are
-        over; no rank outlives the call."""
+        """Run `command` as every rank. RuntimeError if a rank fails, or after timeout_s seconds; no
+        rank outlives the call."""
         port = PORT if self.namespaces else free_port()
         quiet = {"preexec_fn": ignore_interrupts}
         ranks = [self.start(rank, command, port, **quiet) for rank in range(self.world)]
@@ -109,12 +108,12 @@ class Lab:
 
 
 def ignore_interrupts() -> None:
-    """In a new process: Ctrl-C is for its parent, which ends it."""
+    """In a new process: ignore Ctrl-C; the parent gets it and ends this process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def check_link(link: str) -> None:
-    """ValueError unless `link` is LOOPBACK, NONE, or a rate as `tc` reads it."""
+    """ValueError unless `link` is LOOPBACK, NONE, or a rate in the syntax of `tc`."""
     if link not in (LOOPBACK, NONE) and not re.fullmatch(r"(?=.*[1-9])\d+(\.\d+)?[kmgt]?bit", link):
         raise ValueError(
             f"link is '{link}', expected '{LOOPBACK}', or a rate such as 100mbit or 1gbit"
@@ -122,7 +121,7 @@ def check_link(link: str) -> None:
 
 
 def bits_per_second(rate: str) -> float:
-    """A rate of `tc` as a number; infinity for LOOPBACK and NONE."""
+    """Return a rate of `tc` as a number; infinity for LOOPBACK and NONE."""
     if rate in (LOOPBACK, NONE):
         return float("inf")
     number, unit = re.fullmatch(r"([\d.]+)([kmgt]?)bit", rate).groups()
@@ -130,8 +129,8 @@ def bits_per_second(rate: str) -> float:
 
 
 def become_root_of_namespaces() -> None:
-    """Runs this program anew as root of a user namespace, where the system lets anybody do that;
-    its network namespaces and its /run are its own. For root it does nothing."""
+    """Run this program again as root of a user namespace, if the system allows that for any user.
+    It then has its own network namespaces and /run. No-op for root."""
     unshare = ["unshare", "--user", "--map-root-user", "--net", "--mount"]
     if os.geteuid() == 0 or shutil.which("unshare") is None:
         return
@@ -143,8 +142,8 @@ def become_root_of_namespaces() -> None:
 
 
 def can_shape() -> str:
-    """Empty if this machine lets us shape links; else the reason and the fix. It makes a small lab
-    to find out."""
+    """Return "" if this machine lets us shape links, else the reason and the fix. It creates a
+    small lab to find out."""
     for tool in ("ip", "tc", "nsenter"):
         if shutil.which(tool) is None:
             return f"`{tool}` is missing (apt-get install iproute2 util-linux)"
@@ -170,10 +169,10 @@ def open_lab(
 
     link: the rate of each host's link in both directions ("100mbit", NONE), one for all or one for
       each; or LOOPBACK, which has no delays.
-    delay_ms, loss: of every pair and direction; one way, and the probability that a frame is
-      dropped (a frame is what the kernel hands over at once, up to 64 KiB of a stream).
+    delay_ms, loss: of every pair and direction: the one-way delay, and the probability that a frame
+      is dropped (a frame is what the kernel passes at once, up to 64 KiB of a stream).
 
-    RuntimeError if the system refuses; ValueError for arguments that make no lab."""
+    RuntimeError if the system refuses; ValueError for wrong arguments."""
     links = [link] * hosts if isinstance(link, str) else list(link)
     if len(links) != hosts:
         raise ValueError(f"{hosts} hosts, {len(links)} links")
@@ -212,12 +211,12 @@ def open_lab(
                 subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
 
 
-_held_ports: list[socket.socket] = []  # bound and not listening, until this process ends
+_held_ports: list[socket.socket] = []  # bound but not listening, until this process ends
 
 
 def free_port() -> int:
-    """A TCP port of loopback that the system gives to nobody else while this process lives. A
-    server that sets SO_REUSEADDR, as torch's store does, can listen on it."""
+    """Return a TCP port of loopback that the system gives to no other process while this process
+    lives. A server that sets SO_REUSEADDR, as torch's store does, can listen on it."""
     held = socket.socket()
     held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     held.bind(("127.0.0.1", 0))
@@ -285,25 +284,25 @@ def _wait(ranks: Sequence[subprocess.Popen[bytes]], end: float) -> None:
         time.sleep(POLL_S)
 
 
-# The user-space switch. Frames travel as the kernel hands them over, with their virtio-net header
-# (packet(7), PACKET_VNET_HDR), so that checksums and segmentation are left to the far end.
+# The user-space switch. It passes frames as it gets them from the kernel, with their virtio-net
+# header (packet(7), PACKET_VNET_HDR), so that the receiver does checksums and segmentation.
 
 ETH_P_ALL, SOL_PACKET, PACKET_VNET_HDR, PACKET_OUTGOING = 3, 263, 15, 4
 SO_SNDBUFFORCE, SO_RCVBUFFORCE = 32, 33
 PR_SET_PDEATHSIG = 1
 HEADER = 10  # bytes of a virtio_net_hdr
 FRAME = HEADER + 14 + 65536
-BUFFER = 32 << 20  # bytes that a port may fall behind by
+BUFFER = 32 << 20  # bytes of a port's socket buffer
 
 
 class Switch:
-    """Passes frames between ports, each after the delay. Single-threaded; never ends."""
+    """Passes frames between ports, each after the delay. Single-threaded; run() never returns."""
 
     def __init__(self, hosts: int, delay_s: float, loss: float) -> None:
         self._ports = [self._open(f"port{host}") for host in range(hosts)]
         self._number = {port.fileno(): number for number, port in enumerate(self._ports)}
         self._delay_s, self._loss = delay_s, loss
-        self._held: deque[tuple[float, int, bytes]] = deque()  # until when, to which port
+        self._held: deque[tuple[float, int, bytes]] = deque()  # (time to send, port, frame)
         self._home: dict[bytes, int] = {}  # MAC address to port
         self._random = random.Random(0)
 
@@ -327,7 +326,7 @@ class Switch:
                 self._take(self._number[descriptor])
             while self._held and self._held[0][0] <= time.monotonic():
                 _, to, frame = self._held.popleft()
-                with contextlib.suppress(OSError):  # a full queue loses the frame, as on any wire
+                with contextlib.suppress(OSError):  # a full queue drops the frame
                     self._ports[to].send(frame)
 
     def _take(self, number: int) -> None:
@@ -336,7 +335,7 @@ class Switch:
                 frame, address = self._ports[number].recvfrom(FRAME)
             except BlockingIOError:
                 return
-            if address[2] == PACKET_OUTGOING:  # what was passed on to this port
+            if address[2] == PACKET_OUTGOING:  # a frame that was sent through this port
                 continue
             target, source = frame[HEADER : HEADER + 6], frame[HEADER + 6 : HEADER + 12]
             self._home[source] = number

@@ -3,9 +3,9 @@
 python -m bench.never_slower RESULT.json [RESULT.json ...] [--plot FILE.png]
 
 A cell is a kind of step, a width, a link, a delay and a number of ranks. Its figures are the speed
-of codec="auto" over the uncompressed step, over the fastest fixed way of those that auto may take,
-and over the fastest of all. The uncompressed step is a fixed way. Of a cell that several files
-have the last one counts."""
+of codec="auto" divided by that of the uncompressed step, of the fastest fixed way among those that
+auto may choose, and of the fastest of all. The uncompressed step is a fixed way. If several files
+have a cell, the last one counts."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from bench import harness
 from bench.harness import Row
 
 FIELDS = ("link", "delay_ms", "world", "kind", "width")
-TAKEN = ("plain", "bf16", "int8", "int4")  # by auto: forecast.ACCURATE
-NEVER_SLOWER, NEAR_BEST = 0.98, 0.95  # what a cell's two figures must be
+TAKEN = ("plain", "bf16", "int8", "int4")  # the ways that auto may choose: forecast.ACCURATE
+NEVER_SLOWER, NEAR_BEST = 0.98, 0.95  # the least values of a cell's two figures
 COLUMNS = {
     "step": "{kind}, {width}",
     "ranks": "{world}",
@@ -39,8 +39,8 @@ COLUMNS = {
 
 
 def cells(files: Iterable[Iterable[Row]]) -> list[Row]:
-    """A row for each cell: auto's, with the fastest fixed ways and its speed over theirs. Of a cell
-    that several files' rows have the last one counts."""
+    """Return a row for each cell: auto's, with the fastest fixed ways and its speed relative to
+    theirs. If several files have a cell, the last one counts."""
     found: dict[tuple[Any, ...], Row] = {}
     for rows in files:
         ways: dict[tuple[Any, ...], dict[str, Row]] = {}
@@ -58,9 +58,9 @@ def cells(files: Iterable[Iterable[Row]]) -> list[Row]:
 
 
 def counts(found: list[Row]) -> Row:
-    """Counts the cells. kept: those at NEVER_SLOWER or above; proven: those below it with all of
-    their interval; near: those within 5 % of the best way that auto may take, near_all: of the
-    best of all; taken: those of the others that had taken that best way."""
+    """Count the cells. kept: at NEVER_SLOWER or above; proven: below it with their whole interval;
+    near: within 5 % of the best way that auto may choose; near_all: within 5 % of the best of all;
+    taken: those of the others where auto had chosen that best way."""
     ratios = [cell["ratio"] for cell in found]
     far = [cell for cell in found if cell["over_best"] < NEAR_BEST]
     return {

@@ -2,10 +2,10 @@
 
     python -m bench.pages    writes those that differ from the files, and names their pages
 
-A table stands between `<!-- figures: NAME (bench/pages.py) -->` and `<!-- end of figures -->`, and
-says below itself which files it is from, with machine and commit. A figure that a sentence needs
-stands between `<!-- figure: NAME -->` and `<!-- end -->`. All other text is written by hand, and
-has no measured figures. After a new measurement: put the file in its place, and run this."""
+A table is between `<!-- figures: NAME (bench/pages.py) -->` and `<!-- end of figures -->`, and is
+followed by its source files, with machine and commit. A figure in a sentence is between
+`<!-- figure: NAME -->` and `<!-- end -->`. All other text is written by hand, and has no measured
+figures. After a new measurement put the file in its place, and run this."""
 
 # ruff: noqa: RUF001 - tables have the multiplication sign
 
@@ -39,7 +39,7 @@ def methods(rows: list[Row]) -> Lines:
 
 
 def accuracy(rows: list[Row]) -> list[Row]:
-    """A row for each task and method, with its paired differences."""
+    """Return a row for each task and method, with its paired differences."""
     found = summarise(rows)
     subjects = {"fp32": "plain", "bf16": "bf16 hook", "topk 1 %": "topk:density=0.01"}
     for row in found:
@@ -51,7 +51,8 @@ def accuracy(rows: list[Row]) -> list[Row]:
 
 
 def accuracy_by_file(rows: list[Row]) -> list[Row]:
-    """Pairs are of one file; of several that have a task, the first one counts."""
+    """Like accuracy(), with pairs within one file. If several files have a task, the first one
+    counts."""
     files = (list(group) for _, group in groupby(rows, itemgetter("file")))
     return [*chain.from_iterable(map(accuracy, files))]
 
@@ -70,7 +71,7 @@ def delays(rows: list[Row]) -> list[Row]:
 
 
 def map_counts(rows: list[Row]) -> Iterable[Row]:
-    """A row for each machine."""
+    """Yield a row for each machine."""
     for _, group in groupby(rows, lambda row: row["file"].split("/")[0]):
         files = (list(of_file) for _, of_file in groupby(group, itemgetter("file")))
         cells = never_slower.cells(files)
@@ -82,14 +83,14 @@ def map_counts(rows: list[Row]) -> Iterable[Row]:
 
 
 def allreduces(rows: list[Row]) -> Iterable[Row]:
-    """Adds the limit's time over the baseline's, where there is one."""
+    """Add the speed of the limit relative to the baseline, if there is a limit."""
     for row in rows:
         limit = row.get("limit_ms")
         yield row | {"limit": f" ({row['gloo_ms'] / limit:.1f})" if limit else ""}
 
 
 def kernels(rows: list[Row]) -> Iterable[Row]:
-    """adaptive is in chunks, which an exchange plans side by side."""
+    """Yield the rows. Those of adaptive are in chunks, which an exchange plans together."""
     chunks = {"encode_chunks": "encode_ef", "decode_chunks": "decode"}
     for row in rows:
         op, codec, size = row["name"].split("/")
@@ -143,8 +144,8 @@ def simulator_errors(rows: list[Row]) -> Iterable[Row]:
 
 
 def advice(rows: list[Row]) -> Iterable[Row]:
-    """Each setting's line and its predictions in advise/report.txt. A setting that is calibrated
-    has steps of its own in the model, so its errors say nothing."""
+    """Yield one row that sums up the settings and predictions in advise/report.txt. It leaves out
+    the errors of calibrated settings, because their steps were used to fit the model."""
     taken, errors, calibrated = [], [], False
     for line in (row["line"] for row in rows):
         if found := re.search(r"advice \S+: ([\d.]+) of the best", line):

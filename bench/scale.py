@@ -1,14 +1,13 @@
-"""How an allreduce scales with the number of ranks: measured for 2 to 16 of them on one machine,
-and simulated for thousands.
+"""How an allreduce scales with the number of ranks: measured for 2 to 16 ranks on one machine, and
+simulated for thousands.
 
     python -m bench.scale measure FILE [--rounds N]   lines of JSON; ranks are threads
     python -m bench.scale report FILE FOLDER          calibrates the simulator with 2, 4 and 8 flat
-                                                      ranks of FILE, holds it against the others,
+                                                      ranks of FILE, compares it with the others,
                                                       and simulates up to 4,096: scale.json and .png
 
-A rank's processor time is fitted as messages, bytes, elements and exchanges.
-Processor time is also what predictions are held against first: it hardly depends on who else uses
-the machine, while the clock on the wall does."""
+A rank's processor time is fitted to messages, bytes, elements and exchanges. Predictions are first
+compared by processor time, because wall-clock time depends more on other users of the machine."""
 
 from __future__ import annotations
 
@@ -39,10 +38,10 @@ MIB = 1 << 20
 CALIBRATED, HELD_OUT = (2, 4, 8), (3, 6, 12, 16)
 WARM_UP, REPETITIONS = 2, 11
 CORES = 2  # of the machine that all measured ranks share
-GRADIENTS = 1_300_000_000  # bytes of fp32: BERT-Large's
+GRADIENTS = 1_300_000_000  # bytes of fp32 of BERT-Large
 RANKS = (16, 64, 256, 1024, 4096)
 BUCKETS = {"25 MiB": 25 * MIB, "256 MiB": 256 * MIB}
-# Bits a second; threads that move a rank's messages (THINWIRE_LOOPS); and chunks in flight.
+# Bits per second; threads that move a rank's messages (THINWIRE_LOOPS); and chunks in flight.
 PANELS = {
     "1 Gb/s": (1e9, 1, 4),
     "10 Gb/s": (10e9, 1, 4),
@@ -50,8 +49,8 @@ PANELS = {
     "25 Gb/s, 8 loops, 16 lanes": (25e9, 8, 16),
 }
 LATENCY_S = 20e-6  # one way, inside a data centre
-# Of an element, its scale included. The three quantisers are taken to cost the same, so that what
-# a byte costs can be told from what an element costs.
+# Bits of an element, including its scale. The three quantisers are assumed to cost the same per
+# element, so that the cost per byte can be told from the cost per element.
 BITS = {"int4": 4.0625, "int8": 8.0625, "onebit:down=onebit": 1.0625}
 
 
@@ -61,15 +60,16 @@ class Costs(NamedTuple):
     message_s: float
     byte_s: float
     element_s: float
-    exchange_s: float  # of a hop of a chunk, whatever its size: threads that wait and are woken
+    exchange_s: float  # of a chunk's hop of any size: threads wait and are woken
 
 
 # Measured settings.
 
 
 def measure_one(ranks: int, size: int, chunk: int, codec: str, topology: str) -> Row:
-    """Times of an allreduce of `size` bytes over Gloo's loopback, and of the processor for all
-    ranks together. They are threads of this process, each with a communicator of its own."""
+    """Return the times of an allreduce of `size` bytes over Gloo on loopback, and the processor
+    time of all ranks together. Ranks are threads of this process, each with its own
+    communicator."""
     barrier, times = threading.Barrier(ranks), []
     settings = {"codec": codec, "topology": topology, "chunk_bytes": chunk, "transport": "gloo"}
     config = Config(min_bytes=0, **settings)
@@ -100,7 +100,7 @@ def measure_one(ranks: int, size: int, chunk: int, codec: str, topology: str) ->
 
 
 def settings() -> Iterator[tuple[int, int, int, str, str]]:
-    """Ranks, bytes, bytes of a chunk, codec and topology of all that is measured."""
+    """Yield ranks, bytes, bytes of a chunk, codec and topology of all measurements."""
     chunks, every = (MIB // 2, MIB, 4 * MIB), (*CALIBRATED, *HELD_OUT)
     yield from itertools.product(every, (4 * MIB, 16 * MIB), chunks, ("int4",), ("flat",))
     yield from itertools.product((4, 6, 12, 16), (16 * MIB,), chunks[1:], ("int4",), ("grid",))
@@ -116,7 +116,8 @@ def measure(file: Path, rounds: int) -> None:
 
 
 def load(file: Path) -> list[Row]:
-    """One row for each setting: medians over the rounds, of the wall's clock the lowest."""
+    """Return one row for each setting: medians over the rounds; for wall-clock time the
+    minimum."""
     setting = ("ranks", "bytes", "chunk_bytes", "codec", "topology")
     found = defaultdict(list)
     for line in file.read_text().splitlines():
@@ -140,19 +141,19 @@ def rows_of(ranks: int) -> int:
 
 
 def features(row: Row) -> np.ndarray:
-    """Messages, bytes, elements and exchanges of one rank."""
+    """Return the messages, bytes, elements and exchanges of one rank."""
     ranks, numel = row["ranks"], row["bytes"] / 4
     chunks = max(1, row["bytes"] // row["chunk_bytes"])
     grid, rows = row["topology"] == "grid", rows_of(ranks)
     peers = rows + ranks // rows - 2 if grid else ranks - 1
     sent = 2 * numel * BITS[row["codec"]] / 8 * (ranks - 1) / ranks
-    # As wire.cc has it: a column's part is summed, and its sum encoded, once more.
+    # As in wire.cc: a column's part is summed, and its sum encoded, a second time.
     coded = numel * (1 + 2 / 3 / (ranks // rows)) if grid else numel
     return np.array([2 * peers * chunks, sent, coded, (4 if grid else 2) * chunks])
 
 
 def calibrate(rows: list[Row]) -> Costs:
-    """Least squares of relative errors; no cost is below zero."""
+    """Fit the costs by least squares of relative errors; no cost is below zero."""
     known = [row for row in rows if row["ranks"] in CALIBRATED]
     measured = np.array([row["processor_ms"] / 1e3 / row["ranks"] for row in known])
     matrix = np.array([features(row) for row in known]) / measured[:, None]
@@ -167,8 +168,9 @@ MEASURED = {"rate": 1e12, "latency_s": 0.0, "cores": CORES, "loops": 1, "lanes":
 
 
 def simulate(cases: list[Row], costs: Costs) -> list[Row]:
-    """rate: bytes a second of a rank's link. chunk_bytes of 0: the library's."""
-    codec = " ".join([f"{costs.element_s / 3}"] * 3)  # a third each; the sum is what was fitted
+    """Simulate cases. rate: bytes per second of a rank's link. chunk_bytes 0: the library's
+    default."""
+    codec = " ".join([f"{costs.element_s / 3}"] * 3)  # a third each, because the sum was fitted
     line = (
         "{ranks} {bytes} {bucket_bytes} {chunk_bytes} {codec} {topology} {rate} {latency_s} {cores}"
         f" {costs.message_s} {costs.byte_s} {costs.exchange_s} {codec} {{loops}} {{lanes}}"
@@ -177,7 +179,7 @@ def simulate(cases: list[Row], costs: Costs) -> list[Row]:
 
 
 def hold_against(rows: list[Row], costs: Costs) -> list[Row]:
-    """Predictions for all that was measured. The loopback has no rate of its own."""
+    """Return predictions for all measurements. Loopback has no limited rate."""
     simulated = simulate([row | MEASURED | {"bucket_bytes": row["bytes"]} for row in rows], costs)
     for row, found in zip(rows, simulated, strict=True):
         row["simulated_ms"] = 1e3 * found["step_s"]
@@ -202,7 +204,7 @@ def curves(costs: Costs) -> list[Row]:
     return rows
 
 
-# What is written.
+# Output.
 
 
 def plot(rows: list[Row], path: Path) -> None:
@@ -229,7 +231,7 @@ def plot(rows: list[Row], path: Path) -> None:
 
 
 def report(file: Path, folder: Path) -> None:
-    """Writes scale.json, of which bench.pages makes tables, and the picture."""
+    """Write scale.json, from which bench.pages makes tables, and the picture."""
     rows = load(file)
     costs = calibrate(rows)
     found = {"costs": costs._asdict(), "measured": hold_against(rows, costs)}

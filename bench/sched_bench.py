@@ -1,10 +1,10 @@
-"""Orders of chunks, simulated: step times over what any order could reach (Jackson's preemptive
-bound), and over fifo with a barrier.
+"""Orders of chunks, simulated: step times relative to a bound for any order (Jackson's preemptive
+bound), and to fifo with a barrier.
 
     python -m bench.sched_bench [--short] [--out build/bench/sched.json]
 
-Chunks have the default size in every world: only the cost of messages, which this model does not
-have, makes them larger. Prints a table, and writes every setting."""
+Chunks have the default size in every world: they grow only because of the cost of messages, which
+this model does not have. Prints a table, and writes every setting."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ import numpy as np
 from bench import harness
 from bench.harness import Row
 
-FLOPS = 30e12  # a second: what a GPU reaches on these models
-MERGE = (1 << 20) // 4  # elements: neighbours of less than 1 MiB are one unit
-NEAR_MS = 1.0  # of latency: announced below, predicted from there on
+FLOPS = 30e12  # per second, as a GPU reaches on these models
+MERGE = (1 << 20) // 4  # elements; neighbours of less than 1 MiB are one unit
+NEAR_MS = 1.0  # ms of latency; below it the order is announced, from it on predicted
 LATENCIES_MS = (0.02, 0.1, 1.0, 5.0, 15.0, 30.0)
 COLUMNS = {
     "latency, ms": "{latency_ms:g}",
@@ -31,28 +31,29 @@ COLUMNS = {
 
 
 class Model:
-    """Each tensor's elements, and how long its layer computes (backward: twice the forward's).
+    """Each tensor's elements, and the compute time of its layer (backward: twice the forward's).
 
-    batch: samples of a step."""
+    batch: samples per step."""
 
     def __init__(self, batch: int) -> None:
         self.batch = batch
         self.units: list[list[float]] = []  # elements, forward_s, backward_s
 
     def layer(self, numel: int, arithmetic: float) -> None:
-        """arithmetic: floating-point operations of one sample's forward pass."""
+        """Add a layer. arithmetic: floating-point operations of one sample's forward pass."""
         if not self.units or self.units[-1][0] >= MERGE:
             self.units.append([0, 0.0, 0.0])
         unit, seconds = self.units[-1], arithmetic * self.batch / FLOPS
         unit[0], unit[1], unit[2] = unit[0] + numel, unit[1] + seconds, unit[2] + 2 * seconds
 
     def conv(self, kernel: int, channels: int, out: int, side: int) -> None:
-        """A convolution with its bias or normalisation, which gives `out` images of side x side."""
+        """Add a convolution with its bias or normalisation, whose output is `out` images of side x
+        side."""
         weights = kernel * kernel * channels * out
         self.layer(weights + 2 * out, 2.0 * weights * side * side)
 
     def linear(self, inputs: int, out: int, tokens: int = 1) -> None:
-        """A matrix that is applied to `tokens` rows of each sample."""
+        """Add a matrix that is applied to `tokens` rows of each sample."""
         self.layer(inputs * out + out, 2.0 * inputs * out * tokens)
 
 
@@ -89,12 +90,12 @@ def vgg19() -> Model:
 def bert_large() -> Model:
     """Devlin et al., arXiv 1810.04805, section 3, 512 tokens."""
     model, hidden, tokens = Model(4), 1024, 512
-    # Look-ups hardly compute, but the table's gradient is dense.
+    # Look-ups take hardly any time, but the table's gradient is dense.
     model.layer((30522 + tokens + 2) * hidden, 10.0 * tokens * hidden)
     for _ in range(24):
         for _ in range(3):
             model.linear(hidden, hidden, tokens)
-        # Scores and their sums have no parameters; the output projection waits for them.
+        # Scores and their sums have no parameters; they count for the output projection.
         attention = 2.0 * hidden * hidden * tokens + 4.0 * tokens * tokens * hidden
         model.layer(hidden * hidden + hidden, attention)
         model.linear(hidden, 4 * hidden, tokens)
@@ -104,13 +105,13 @@ def bert_large() -> Model:
 
 
 MODELS = {"ResNet-50": resnet50, "VGG-19": vgg19, "BERT-Large": bert_large}
-# Policy, order, barrier, lanes (0: those that keep the link busy), warm-up and all steps.
+# Policy, order, barrier, lanes (0: as many as keep the link busy), steps of the warm-up, all steps.
 ORDERS = ("p3 announced 0 0 2 6", "p3 predicted 0 4 10 14", "fifo announced 1 0 2 6")
 
 
 def measure(ranks: tuple[int, ...]) -> list[Row]:
-    """A row for each setting. jitter: layers take up to 1 + 2 * jitter times as long; straggling:
-    rank 1 takes 1 + straggling times as long."""
+    """Return a row for each setting. jitter: layers take up to 1 + 2 * jitter times as long;
+    straggling: rank 1 takes 1 + straggling times as long."""
     axes = itertools.product(
         MODELS, ranks, (1.0, 5.0, 10.0, 25.0), LATENCIES_MS, (0.0, 0.1, 0.2), (0.0, 0.3)
     )
@@ -136,7 +137,7 @@ def measure(ranks: tuple[int, ...]) -> list[Row]:
 
 
 def quantiles(rows: list[Row], field: str, *parts: float) -> str:
-    """The values nearest to these parts of the sorted ones."""
+    """Return the quantiles `parts` of the values as text."""
     found = np.quantile([row[field] for row in rows], parts, method="closest_observation")
     return ", ".join(f"{value:.3f}" for value in found)
 

@@ -1,13 +1,13 @@
-"""Rounds between sites: seconds of a round, and bytes that a member sends, beside torchft's DiLoCo
-where torchft is installed, and beside hivemind and Flower where build/peers has environments with
-them (`make bench-sites` makes those).
+"""Rounds between sites: seconds of a round, and bytes that a member sends, compared with torchft's
+DiLoCo if torchft is installed, and with hivemind and Flower if build/peers has environments with
+them (`make bench-sites` creates those).
 
     python -m bench.sites [--link 100mbit] [--delay_ms 20] [--members 2] [--megaparameters 5]
 
 A round is one exchange of a whole model, and its outer step. Subjects take turns in the same
-processes, but for hivemind and Flower (sites_peers.py). torchft's DiLoCo has its own code and
-ProcessGroupGloo's allreduces, one a parameter, with a stand-in for its Manager, which would add a
-quorum and a vote to each round. The bytes are those of the interface's counter of member 0; the
+processes, except hivemind and Flower (sites_peers.py). torchft's DiLoCo runs its own code with
+ProcessGroupGloo's allreduces, one per parameter, and a stand-in for its Manager, which would add a
+quorum and a vote to each round. The bytes come from the counter of member 0's interface; the
 formula counts (members - 1) times the encoded model."""
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ CODECS = {
     "topk 1.56 %": "topk:density=0.0156",
 }  # fmt: skip
 LAYERS = 5
-START_S = 0.2  # until all have heard of the moment, on links of up to 50 ms
+START_S = 0.2  # seconds until all members know the start time, on links of up to 50 ms
 PEERS = ("hivemind", "flwr")
 
 
 class Manager:
-    """What torchft's DiLoCo asks of its Manager, for members that stay: the mean by torch's own
-    allreduce, and rounds that are always committed."""
+    """A stand-in for the Manager of torchft's DiLoCo, for fixed members: it averages by torch's
+    allreduce, and always commits rounds."""
 
     def __init__(self) -> None:
         self._use_async_quorum = False
@@ -74,7 +74,8 @@ def model_of(parameters: int) -> torch.nn.Sequential:
 
 
 def learner(parameters: int) -> tuple[torch.nn.Module, torch.optim.SGD, torch.optim.SGD]:
-    """A model, its inner optimizer, which leaves it to learn(), and the outer one."""
+    """Return a model, its inner optimizer, which does nothing (learn() changes the model), and the
+    outer one."""
     model = model_of(parameters)
     inner = torch.optim.SGD(model.parameters(), lr=0.0)
     outer = torch.optim.SGD(model.parameters(), lr=0.7, momentum=0.9, nesterov=True)
@@ -82,14 +83,14 @@ def learner(parameters: int) -> tuple[torch.nn.Module, torch.optim.SGD, torch.op
 
 
 def learn(model: torch.nn.Module, number: int) -> None:
-    """A local step, as far as a round sees it."""
+    """Change the model as a local step would, as far as a round is concerned."""
     generator = torch.Generator().manual_seed(100 * number + dist.get_rank())
     with torch.no_grad():
         for p in model.parameters():
             p.add_(torch.randn(p.shape, generator=generator), alpha=1e-3)
 
 
-Round = tuple[Callable[[], None], Callable[[], None]]  # local steps, and the exchange
+Round = tuple[Callable[[], None], Callable[[], None]]  # (local steps, exchange)
 
 
 @contextlib.contextmanager
@@ -115,14 +116,14 @@ def torchfts(parameters: int) -> Iterator[Round]:
 
 
 def sent_bytes() -> int:
-    """Of the rank's interface."""
+    """Return the bytes that the rank's interface has sent."""
     line = rf"{os.environ['GLOO_SOCKET_IFNAME']}:(?:\s*\d+){{8}}\s+(\d+)"
     return int(re.search(line, Path("/proc/net/dev").read_text())[1])
 
 
 def start_together() -> None:
-    """Returns on all members at one moment of the machine's clock. A barrier lets them go as far
-    apart as they came, up to a latency, which a member that was early would count as its round."""
+    """Return on all members at the same time of the machine's clock. After a barrier members
+    continue up to one latency apart, which an early member would count as part of its round."""
     dist.barrier()
     moment = torch.tensor(time.monotonic() + START_S, dtype=torch.float64)
     dist.broadcast(moment, 0)
@@ -130,7 +131,7 @@ def start_together() -> None:
 
 
 def measure(parameters: int, rounds: int) -> list[harness.Row]:
-    """In a rank."""
+    """Measure all subjects; runs in a rank."""
     from thinwire.codec import encoded_bytes
 
     numel = sum(p.numel() for p in model_of(parameters).parameters())
@@ -145,16 +146,16 @@ def measure(parameters: int, rounds: int) -> list[harness.Row]:
                 prepare()
                 took[name].append(timed_round(exchange))
     others = dist.get_world_size() - 1
-    # torchft's ring sends twice the part that others own.
+    # The ring of torchft's allreduce sends twice the part that other members own.
     formulas = {"torchft fp32": 2 * others / (others + 1) * 4 * numel} | {
         name: others * LAYERS * encoded_bytes(codec, numel // LAYERS)
         for name, codec in CODECS.items()
     }
-    return [row_of(name, took[name][1:], formulas[name]) for name in subjects]  # after connecting
+    return [row_of(name, took[name][1:], formulas[name]) for name in subjects]  # the first connects
 
 
 def timed_round(exchange: Callable[[], None]) -> tuple[float, int]:
-    """Seconds of a round, and bytes that this member sent."""
+    """Return the seconds of a round, and the bytes that this member sent."""
     start_together()
     before, start = sent_bytes(), time.monotonic()
     exchange()
@@ -172,7 +173,7 @@ def row_of(subject: str, took: Sequence[tuple[float, int]], formula: float | Non
 
 
 def peers(given: argparse.Namespace) -> list[harness.Row]:
-    """Rows of the peers that have environments of their own, each in a lab of its own."""
+    """Return rows of the peers that have their own environments, each in a separate lab."""
     rows = []
     for name in PEERS:
         python = harness.ROOT / "build" / "peers" / name / "bin" / "python"
@@ -206,7 +207,7 @@ def main() -> int:
     for row in rows:
         if base:
             row["torchft_over_it"] = base / row["seconds"]
-        if row["formula_bytes"]:  # hivemind has none: it splits by measured bandwidth
+        if row["formula_bytes"]:  # None for hivemind, which splits by measured bandwidth
             row["of_formula"] = row["sent_bytes"] / row["formula_bytes"]
     harness.write(given.out, rows, "torchft", link=given.link, delay_ms=given.delay_ms)
     print(harness.table(rows))

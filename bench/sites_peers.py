@@ -1,12 +1,12 @@
 """A round of hivemind's averaging and of Flower's FedAvg, for bench/sites.py, which runs this
-module as every member, with the Python of an environment that has the one or the other.
+module as every member, with the Python of an environment that has hivemind or Flower.
 
     python -m bench.sites_peers hivemind|flwr --megaparameters 5 --rounds 5
 
-hivemind: a DecentralizedAverager over a DHT, whose group is full with all members, so that it waits
-for nobody else; a round is step(), which finds the group and averages. Flower: start_server beside
-member 0 and start_client on each, FedAvg; a round is from the server's choice of clients to its new
-parameters, and a client's fit() takes no time. Both send parameters as one tensor a layer."""
+hivemind: a DecentralizedAverager over a DHT, whose group has room for exactly all members, so that
+it waits for no others; a round is step(), which finds the group and averages. Flower: start_server
+with member 0 and start_client on each, FedAvg; a round lasts from the server's choice of clients to
+its new parameters, and a client's fit() takes no time. Both send one tensor per layer."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ _SERVER_PORT = 29600
 
 @contextlib.contextmanager
 def averagers(parameters: int) -> Iterator[Callable[[], None]]:
-    """A round, with values as fp16. RuntimeError if hivemind averages nothing, as with its 8 bits,
-    whose step() returns a result all the same."""
+    """Yield a round, with values as fp16. RuntimeError if hivemind does not average, as with its 8
+    bits, where step() returns a result anyway."""
     import hivemind
 
     me, world, address = dist.get_rank(), dist.get_world_size(), os.environ["MASTER_ADDR"]
@@ -81,7 +81,8 @@ def hivemind_rows(parameters: int, rounds: int) -> list[dict]:
 
 
 def serve(parameters: int, rounds: int, members: int, interface: str, told: Any) -> None:
-    """Flower's server, in a process of its own. Times and the interface's bytes go to `told`."""
+    """Run Flower's server, in a separate process. It sends times and the interface's bytes to
+    `told`."""
     from flwr.common import ndarrays_to_parameters
     from flwr.server import ServerConfig, start_server
     from flwr.server.strategy import FedAvg

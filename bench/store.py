@@ -1,25 +1,25 @@
-"""The parameter server: against an allreduce, its orders, and with unequal workers.
+"""The parameter server: compared with an allreduce, in several orders, and with unequal workers.
 
     python -m bench store [--parts formula,order,stragglers,simulated] [--seconds 20]
                           [--out FILE]
 
-formula     one exchange of 4 Mi elements by the store, over one by thinwire's own allreduce with
-            the same codec, beside what their bytes allow: with n workers and s servers whose links
-            are b times a worker's, an allreduce moves 2 (n - 1) / n of a worker's wire bytes over
-            each link in each direction, and the store max(1, n / (s b)).
-order       steps of int4 under P3, under fifo, and as MXNet has it (whole keys, push, then pull, in
-            the order of the backward pass), where the exchange takes as long as computing; and of
+formula     one exchange of 4 Mi elements by the store, relative to one by thinwire's allreduce with
+            the same codec, and the ratio that their bytes allow: with n workers and s servers whose
+            links are b times a worker's, an allreduce moves 2 (n - 1) / n of a worker's wire bytes
+            over each link in each direction, and the store max(1, n / (s b)).
+order       steps of int4 under P3, under fifo, and in MXNet's manner (whole keys, push, then pull,
+            in the order of the backward pass), if the exchange takes as long as computing; and of
             fp32 under fifo.
-stragglers  updates a second of all workers, with one of four at half speed, and with one step in
+stragglers  updates per second of all workers, with one of four at half speed, and with one step in
             ten that takes four times as long.
 simulated   the steps of `order` and the updates of `stragglers`, by schedule/sim/store.h, which
-            runs the store's own rules on a virtual clock: links have their bytes and a latency, and
-            nothing else takes time. With the least that any order of the same bytes could take.
+            runs the store's own rules on a virtual clock: links have a rate and a latency, and
+            nothing else takes time. It also has a lower bound for any order of the same bytes.
 
-Workers and servers are processes that call thinwire.kvstore.create as programs do. A step sleeps
-where a program would compute, as if on a GPU, so that the members of one machine share its cores
-for what the store costs alone. The first two parts run in the network lab, and require root; the
-last one requires neither, and gives the same figures on every machine."""
+Workers and servers are processes that call thinwire.kvstore.create as programs do. A step sleeps in
+place of computing, as if that were on a GPU, so that only the store uses the cores that the members
+share. The first two parts run in the network lab, and require root; the last one requires neither,
+and gives the same figures on every machine."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from bench.harness import Row, Turn
 
 CODECS = ("fp32", "int4")
 MODES = {"sync": "dist_sync", "ssp": "dist_ssp:staleness=2", "async": "dist_async"}
-TIMEOUT_S = 60.0  # of meeting and of each wait
+TIMEOUT_S = 60.0  # seconds, of connecting and of each wait
 
 # Sizes and links of the part "formula".
 ELEMENTS, KEYS = 4 << 20, 4
@@ -53,8 +53,8 @@ PLACES = (  # workers, servers, links of the servers
     (2, 1, LINK), (2, 2, LINK), (4, 1, LINK), (4, 2, LINK), (4, 1, FAST_SERVER),
 )  # fmt: skip
 
-# The part "order": the VGG-like model of subjects/priority.py. Parameters of each layer, and
-# millions of multiplications of its forward pass; a backward pass takes twice as long.
+# The part "order": the VGG-like model of subjects/priority.py, as the parameters of each layer and
+# the millions of multiplications of its forward pass; a backward pass takes twice as long.
 LAYERS = {
     "conv1": (896, 0.9), "conv2": (9248, 9.4), "conv3": (18496, 4.7), "conv4": (36928, 9.4),
     "conv5": (73856, 4.7), "conv6": (147584, 9.4), "fc1": (2048 * 2049, 4.2),
@@ -63,9 +63,9 @@ LAYERS = {
 WHOLE = 1 << 26  # elements of a slice: no key is cut
 ORDER_PLACE = (2, 2)  # workers, servers
 ORDERS = ("fifo", "mxnet", "p3")
-# Steps of the other orders in fp32 take seconds, and are simulated only.
+# Steps of the other orders in fp32 take seconds, so they are only simulated.
 ORDER_SUBJECTS = (("fifo", "int4"), ("mxnet", "int4"), ("p3", "int4"), ("fifo", "fp32"))
-ORDER_TURN = 8  # steps, of whose last exchange the turn waits for the end
+ORDER_TURN = 8  # steps; a turn waits for its last exchange
 
 # The part "stragglers".
 SMALL = 100_000  # elements of the model
@@ -73,26 +73,26 @@ STEP_S = 0.04
 STRAGGLER_WORKERS, STRAGGLER_TURN = 4, 40
 HALF, SPIKES = "one of four at half speed", "one step in ten takes 4 times as long"
 
-# The part "simulated": a link's latencies, one way. Steps are means over them, since windows that
-# measure a clock without noise lock into patterns, by the latency.
+# The part "simulated": one-way latencies of a link. Steps are means over them, because windows that
+# measure a clock without noise fall into patterns that depend on the latency.
 LATENCIES_S = tuple(tenths * 1e-5 for tenths in range(2, 42, 4))
 ORDER_STEPS, STRAGGLER_STEPS = 30, 10_000
 WARMUP = 10
 
 
 def bytes_bound(workers: int, servers: int, faster: float) -> float:
-    """The store's speed over an allreduce's by the bytes that each link carries. faster: a server's
-    link over a worker's."""
+    """Return the store's speed relative to an allreduce's, from the bytes on each link. faster: the
+    rate of a server's link divided by a worker's."""
     return 2 * (workers - 1) / workers / max(1.0, workers / (servers * faster))
 
 
-# Members of a lab: its first ranks are workers, and join torch's group by themselves; the others
-# serve. Each store is one of its own, and has processes of its own on the servers' hosts.
+# Members of a lab: its first ranks are workers, and join a torch group of only workers; the others
+# serve. Each store has separate processes on the servers' hosts.
 
 
 @dataclass(frozen=True)
 class Spec:
-    """A store that all members make. codec: "fp32" is no compression."""
+    """A store that all members create. codec: "fp32" means no compression."""
 
     mode: str = "dist_sync"
     codec: str = "fp32"
@@ -108,12 +108,12 @@ class Spec:
 
 
 def be_member(specs: Sequence[Spec], rows: Callable[[list[Any]], Any]) -> int:
-    """In a rank of a lab. rows: what a worker measures with the stores, in the order of specs."""
+    """Run a rank of a lab. rows: measures in a worker, with the stores in the order of specs."""
     from thinwire import launch
 
     role, world = launch.store_role(), os.environ["WORLD_SIZE"]
     if role.role == "server":
-        import thinwire.kvstore  # noqa: F401 - each store's process is forked with it and torch
+        import thinwire.kvstore  # noqa: F401 - so that forked processes have it and torch
 
         context = multiprocessing.get_context("fork")
         served = [context.Process(target=_serve, args=each) for each in enumerate(specs)]
@@ -137,12 +137,12 @@ def _serve(place: int, spec: Spec) -> None:
     from thinwire import kvstore
 
     ctypes.CDLL(None).prctl(lab.PR_SET_PDEATHSIG, signal.SIGKILL)
-    for _ in range(place):  # stores meet by their number in the process
+    for _ in range(place):  # members match stores by their number in the process
         kvstore.create("local").close()
     spec.create()
 
 
-# Workers measure these with their stores.
+# Workers measure the following with their stores.
 
 
 def _gradients(seed: int) -> list[Any]:
@@ -154,7 +154,7 @@ def _gradients(seed: int) -> list[Any]:
 
 @contextlib.contextmanager
 def exchange_by_store(store: Any) -> Iterator[Turn]:
-    """Every step pushes gradients and pulls values, and waits for them."""
+    """Yield a turn whose steps push gradients, pull values, and wait for them."""
     gradients = _gradients(store.rank)
     values = [gradient.new_zeros(gradient.shape) for gradient in gradients]
     store.init(range(KEYS), values)
@@ -170,7 +170,7 @@ def exchange_by_store(store: Any) -> Iterator[Turn]:
 
 @contextlib.contextmanager
 def exchange_by_allreduce(codec: str) -> Iterator[Turn]:
-    """As many elements, by thinwire's own allreduce."""
+    """Yield a turn whose steps reduce as many elements by thinwire's allreduce."""
     import torch.distributed as dist
     from thinwire import torch as tw
 
@@ -199,8 +199,8 @@ def formula_rows(arguments: argparse.Namespace, stores: list[Any]) -> list[Row]:
 
 
 def forward_s() -> dict[str, float]:
-    """Seconds of each layer's forward pass, half of its backward pass's: a step computes for as
-    long as the wire bytes of int4 take on LINK."""
+    """Return the seconds of each layer's forward pass, half of its backward pass's. A step computes
+    for as long as the wire bytes of int4 take on LINK."""
     from thinwire.codec import encoded_bytes
 
     elements, shares = map(sum, zip(*LAYERS.values(), strict=True))
@@ -212,9 +212,9 @@ def forward_s() -> dict[str, float]:
 
 @contextlib.contextmanager
 def order(name: str, stores: Mapping[bool, Any] | None) -> Iterator[Turn]:
-    """Steps of a loop that pushes each layer's gradient when the backward pass has it, and whose
-    forward pass waits for each layer's values. stores: by whether their keys are whole; None: no
-    exchange at all. The keys of one store serve all its orders."""
+    """Yield a turn of a loop that pushes each layer's gradient when the backward pass has computed
+    it, and whose forward pass waits for each layer's values. stores: by whether their keys are not
+    cut; None: no exchange. All orders of a store use the same keys."""
     import torch
 
     seconds = forward_s()
@@ -266,9 +266,9 @@ def order_rows(arguments: argparse.Namespace, stores: list[Any]) -> list[Row]:
 
 @contextlib.contextmanager
 def straggle(mode: str, store: Any, what: str) -> Iterator[Turn]:
-    """A turn's steps have the mean time from one update to the next of all workers together. In
-    sync every worker makes the turn's steps; in the other modes each makes as many as it can in the
-    time that these take the slowest worker."""
+    """Yield a turn that returns, for each step, the mean time between two updates of all workers
+    together. In sync every worker makes the turn's steps; in the other modes each makes as many as
+    it can in the time in which the slowest worker makes these."""
     import torch
     import torch.distributed as dist
 
@@ -292,7 +292,7 @@ def straggle(mode: str, store: Any, what: str) -> Iterator[Turn]:
             store.pushpull(key, gradient, out=value)
             store.wait()
             done += 1
-        store.barrier()  # of a worker that has stopped the others would wait in ssp
+        store.barrier()  # in ssp the others would otherwise wait for a worker that has stopped
         took = time.monotonic() - start
         total = torch.tensor(float(done))
         dist.all_reduce(total)
@@ -315,7 +315,8 @@ def straggler_rows(arguments: argparse.Namespace, stores: list[Any]) -> list[Row
 
 
 def simulated_orders() -> Iterator[Row]:
-    """For each codec its orders. bound: the most that an order can have over the simulated fifo."""
+    """Yield the orders of each codec. bound: the largest possible speed of an order relative to the
+    simulated fifo."""
     workers, servers = ORDER_PLACE
     layers = " ".join(f"{LAYERS[layer][0]} {s} {2 * s}" for layer, s in forward_s().items())
     rate = lab.bits_per_second(LINK) / 8
@@ -339,7 +340,7 @@ def simulated_orders() -> Iterator[Row]:
 
 
 def simulated_stragglers() -> Iterator[Row]:
-    """An exchange takes no time: only the ledger makes workers wait."""
+    """Yield rows for exchanges that take no time: workers wait only because of the ledger."""
     modes = {mode: name.removeprefix("dist_") for mode, name in MODES.items()}
     for what, straggling in ((HALF, "2 0 1"), (SPIKES, "1 0.1 4")):
         rows = harness.simulate("store", [
@@ -356,7 +357,7 @@ def simulated_stragglers() -> Iterator[Row]:
 
 @dataclass(frozen=True)
 class Part:
-    """A lab's stores, which all members make, and what its workers measure with them."""
+    """A lab's stores, which all members create, and the measurement of its workers."""
 
     specs: Sequence[Spec]
     rows: Callable[[argparse.Namespace, list[Any]], list[Row]]
@@ -374,7 +375,7 @@ ALL = (*PARTS, "simulated")
 
 
 def rank(arguments: argparse.Namespace) -> int:
-    """In a rank of a lab, which measures arguments.parts, one part."""
+    """Run a rank of a lab that measures the part arguments.parts."""
     part = PARTS[arguments.parts]
     return be_member(part.specs, functools.partial(part.rows, arguments))
 

@@ -1,11 +1,11 @@
-"""One tree of this project against another, interleaved in one run.
+"""Compares two trees of this project, interleaved in one run.
 
     python -m bench.versus OLD NEW [--only codec,allreduce,ddp,p3] [--filter REGEX] [--rounds N]
                                    [--out build/bench/versus.json]
     python -m bench.versus --rank SOCKET      a rank, with the tree in PYTHONPATH
 
 OLD and NEW are checkouts with a release build in build/. The defaults take about ten minutes on two
-quiet cores; --filter takes the rows whose name has a match, for a closer look with more rounds.
+quiet cores; --filter chooses the rows whose name matches, for a closer look with more rounds.
 
 codec      each tree's own codec_bench, one operation at a time; its median of 21 repetitions
 allreduce  calls through the Python package, one after another, and their median: 1 KiB to 16 MiB,
@@ -14,10 +14,10 @@ ddp        steps of subjects/steps.py's model with int4: 2 ranks, loopback and 1
 p3         steps of subjects/priority.py's model with int4: 2 ranks, 200 Mb/s, announced and
            predicted order
 
-Both trees' ranks live at the same time, in the same network namespaces; one tree's take a turn
+Both trees' ranks run at the same time, in the same network namespaces; one tree's ranks take a turn
 while the other's wait, in the order A B B A. A turn's time is the slowest rank's. A round is a turn
 of each tree; a row has both medians, the median of the rounds' ratios new/old, and their middle
-half. A ratio above 1.03 is marked SLOWER, or unclear where the middle half reaches 1. Shaped links
+half. A ratio above 1.03 is marked SLOWER, or unclear if the middle half reaches 1. Shaped links
 need root; without it those rows are skipped, with the reason. The exit status is 1 if a row could
 not be measured because a tree failed."""
 
@@ -50,10 +50,10 @@ CODEC_OPERATIONS = (
     r"/(65536|1048576|67108864)/"
 )
 SIZES = {"1 KiB": 10, "16 KiB": 14, "256 KiB": 18, "1 MiB": 20, "4 MiB": 22, "16 MiB": 24}
-SLOWER = 1.03  # a ratio above is marked
+SLOWER = 1.03  # larger ratios are marked
 WARM_UP, MOST_REPEATS = 3, 200
 START_S, TURN_S = 60.0, 120.0  # deadlines
-_UNNAMED_BYTES = 65536  # up to here a call has no name, and so no error feedback
+_UNNAMED_BYTES = 65536  # calls up to this size have no name, and so no error feedback
 
 Turn = Callable[[int], float]  # repetitions -> seconds of one
 Trees = tuple[Path, Path]  # old and new
@@ -61,15 +61,15 @@ Trees = tuple[Path, Path]  # old and new
 
 class Row(NamedTuple):
     name: str
-    subject: str  # of make()
+    subject: str  # as make() takes it
     world: int
     link: str
-    seconds: float  # of a turn, about; at least one repetition
+    seconds: float  # approximately, of a turn; at least one repetition
     rounds: int
 
 
 def rows() -> list[Row]:
-    """Those that ranks measure; the ones of a lab stand together."""
+    """Return the rows that ranks measure; those of a lab are adjacent."""
     found = []
     for world, link in itertools.product((2, 4), (lab.LOOPBACK, "1gbit", "10gbit")):
         for codec, (size, bits) in itertools.product(("fp32", "int4"), SIZES.items()):
@@ -84,7 +84,7 @@ def rows() -> list[Row]:
 
 
 def compare(name: str, old: Callable[[], float], new: Callable[[], float], rounds: int) -> None:
-    """Prints a row of `rounds` turns of each, in the order A B B A, and keeps it."""
+    """Measure `rounds` turns of each, in the order A B B A; print the row and keep it."""
     times: tuple[list[float], list[float]] = ([], [])
     for number in range(rounds):
         for who in (0, 1) if number % 2 == 0 else (1, 0):
@@ -97,7 +97,7 @@ def compare(name: str, old: Callable[[], float], new: Callable[[], float], round
     row["old_ms"], row["new_ms"] = (1e3 * statistics.median(each) for each in times)
     slower = (
         "SLOWER" if row["low"] > 1.0 else "unclear"
-    )  # asks for more rounds on a quieter machine
+    )  # it requires more rounds, on a quieter machine
     row["verdict"] = slower if row["ratio"] > SLOWER else ""
     keep(row, "{old_ms:9.4f} {new_ms:9.4f}  {ratio:7.3f} [{low:.3f}, {high:.3f}] {verdict}")
 
@@ -160,11 +160,11 @@ def run_ranks(trees: Trees, wanted: Callable[[str], bool], rounds: int | None) -
                 keep({"name": row.name, why: str(error)}, f"{why}: {{{why}}}")
 
 
-# The ranks of both trees beside each other, in one lab.
+# The ranks of both trees, in one lab.
 
 
 class Team:
-    """One tree's ranks in a lab. RuntimeError once a rank has failed; its words are on stderr."""
+    """One tree's ranks in a lab. RuntimeError after a rank has failed; its output is on stderr."""
 
     def __init__(self, tree: Path, place: lab.Lab, port: int) -> None:
         self._tree = tree
@@ -196,7 +196,7 @@ class Team:
             print(f"{self._tree}: {error}", file=sys.stderr)
 
     def turn(self, subject: str, repeats: int) -> float:
-        """Seconds of one repetition, on the slowest rank."""
+        """Return the seconds of one repetition on the slowest rank."""
         for pipe in self._pipes:
             pipe.send((subject, repeats))
         if not all(pipe.poll(TURN_S) for pipe in self._pipes):
@@ -212,7 +212,7 @@ class Team:
 
 @contextlib.contextmanager
 def open_teams(trees: Trees, world: int, link: str) -> Iterator[list[Team]]:
-    """The ranks of both trees, in one lab. RuntimeError if the system or a tree refuses."""
+    """Yield the ranks of both trees, in one lab. RuntimeError if the system or a tree fails."""
     with lab.open_lab(world, link) as place, contextlib.ExitStack() as stack:
         started = []
         for port, tree in enumerate(trees, lab.PORT):
@@ -235,7 +235,7 @@ def communicator(codec: str, folder: Path):
 
 
 def all_reduce(codec: str, size: str, folder: Path) -> Turn:
-    """The median of calls that follow one another, of `size` bytes of float32."""
+    """Return a turn: the median of successive calls with `size` bytes of float32."""
     import numpy
 
     comm, count = communicator(codec, folder), int(size) // 4
@@ -256,7 +256,7 @@ def all_reduce(codec: str, size: str, folder: Path) -> Turn:
 
 
 def steps(kind: str, *options: str) -> Turn:
-    """The median of a subject's steps; it lives as long as the rank."""
+    """Return a turn: the median of a subject's steps. The subject lives as long as the rank."""
     import torch
     import torch.distributed as dist
 
@@ -287,14 +287,14 @@ def make(subject: str, folder: Path) -> Turn:
 
 
 def be_rank(path: str) -> None:
-    """Answers each (subject, repetitions), such as ("allreduce int4 1048576", 9), "ddp int4" or
-    "p3 announced int4", with seconds of one repetition. All ranks get the same. A subject is made
-    at its first turn and stays."""
+    """Answer each (subject, repetitions), such as ("allreduce int4 1048576", 9), "ddp int4" or
+    "p3 announced int4", with the seconds of one repetition. All ranks get the same requests. A
+    subject is created at its first turn, and kept."""
     with Client(path) as pipe, contextlib.suppress(EOFError):
         while True:
             subject, repeats = pipe.recv()
             pipe.send(make(subject, Path(path).parent)(repeats))
-    # Both trees' ranks are done; how each ends is not measured here.
+    # Both trees' ranks are done; their exit is not measured.
     sys.stdout.flush()
     os._exit(0)
 

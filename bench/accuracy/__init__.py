@@ -1,1 +1,1 @@
-"""The cost of compression in accuracy, and in precision."""
+"""The loss of accuracy and precision by compression."""

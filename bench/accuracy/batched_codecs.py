@@ -1,14 +1,14 @@
-"""fp32, int8, int4 and adaptive over many shards at once, in operations of torch on the device of
+"""fp32, int8, int4 and adaptive over many shards at once, with torch operations on the device of
 the tensors, so that the workers and seeds of many runs can share one GPU.
 
-The values and residuals are those of the library bit for bit (tests/bench/test_batched_codecs.py
-holds them on a CPU); no bytes are made. compress/FORMAT.md has the rules. Shapes depend on shapes
-only and the host waits for nothing, so a CUDA graph can record it, after one call outside of it
-that makes a device's tables.
+The values and residuals are bit-identical to those of the library, which
+tests/bench/test_batched_codecs.py checks on a CPU; no bytes are made. compress/FORMAT.md has the
+rules. Shapes of results depend only on those of inputs, and the host waits for nothing, so a CUDA
+graph can record it, after one call outside of the graph that creates a device's tables.
 
-Some forms are needed for equal bits: a CUDA tensor divided by a number is multiplied by the
-number's rounded inverse, so divisors are tensors here; a multiplication and the addition behind it
-are two operations, which torch.compile would fuse; sums of floats are written out in their order,
+Equal bits require some special code: torch divides a CUDA tensor by a number by multiplying with
+its rounded inverse, so divisors are tensors here; a multiplication and the following addition are
+two operations, which torch.compile would fuse; sums of floats are written out in their order,
 unless they are whole numbers below 2^24, whose sums are exact in any order."""
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ _LEVELS = Path(__file__).parents[2] / "compress/codecs/adaptive_levels.h"
 
 @torch.no_grad()
 def through(spec: str, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
-    """Return each shard as the other side decodes it: thinwire.encode(), then thinwire.decode().
+    """Return each shard as a receiver decodes it: thinwire.encode(), then thinwire.decode().
 
     Args:
         spec: fp32, int8, int4, or adaptive with bits and floor. ValueError for any other.
-        x: float32. Each row of the last dimension is a shard by itself, of any length.
-        residual: as x, or None. It is added to x, and then holds what was lost; a block that is
-            not finite leaves it as it was.
+        x: float32. Each row of the last dimension is a shard of any length.
+        residual: like x, or None. It is added to x, and holds the encoding's error afterwards; a
+            block that is not finite leaves it unchanged.
 
     Returns:
-        A tensor of x's shape; fp32's without a residual is x itself. Maybe not contiguous.
+        A tensor of x's shape, which may not be contiguous; with fp32 and no residual x itself.
     """
     decoded = _codec(spec)
     if residual is None:
@@ -67,7 +67,7 @@ def _codec(spec: str) -> Callable[[torch.Tensor], torch.Tensor]:
 
 
 def _blocks(x: torch.Tensor) -> torch.Tensor:
-    """[..., n] as [..., blocks, 256], filled up with zeros."""
+    """Return [..., n] as [..., blocks, 256], padded with zeros."""
     n = x.shape[-1]
     blocks = -(-n // _BLOCK)
     padded = functional.pad(x, (0, blocks * _BLOCK - n)) if n % _BLOCK else x
@@ -77,19 +77,19 @@ def _blocks(x: torch.Tensor) -> torch.Tensor:
 def _quantised(x: torch.Tensor, qmax: float) -> torch.Tensor:
     """int8 and int4, by FORMAT.md, "Quantisers"."""
     n, x = x.shape[-1], _blocks(x)
-    largest = x.abs().amax(-1, keepdim=True)  # a NaN wins
-    # With a scale of 1 all codes of a tiny block are 0.
+    largest = x.abs().amax(-1, keepdim=True)  # NaN if there is one
+    # A tiny block gets the scale 1, with which all its codes are 0.
     divided = torch.where(largest < _TINY, qmax, largest) / torch.full_like(largest, qmax)
     scale = ((divided.view(torch.int32) + 0xFFFF) & -0x10000).view(torch.float32)
     codes = (x * scale.reciprocal()).round_().clamp_(-qmax, qmax)
-    out = codes.add_(0.0).mul_(scale)  # a code of -0 is 0
+    out = codes.add_(0.0).mul_(scale)  # turns -0 into 0
     return torch.where(largest < 2.0**127, out, math.nan).flatten(-2)[..., :n]
 
 
 # adaptive.
 
-_FIRST = 0x0D80 - 8 * 128  # the lowest threshold that matters: the least head has all bits
-_FAN = 32  # thresholds that a round of the search tells apart; three rounds tell all
+_FIRST = 0x0D80 - 8 * 128  # the lowest useful threshold: even the least head gets all bits
+_FAN = 32  # thresholds that a round of the search distinguishes; three rounds suffice
 
 
 class _Tables(NamedTuple):
@@ -126,7 +126,7 @@ def _tables(device: torch.device) -> _Tables:
 
 
 def _sum_of_squares(x: torch.Tensor) -> torch.Tensor:
-    """[..., 256] to [..., 1], in 32 lanes, which are folded: FORMAT.md, "onebit"."""
+    """Sum [..., 256] to [..., 1] in 32 lanes, which are then folded: FORMAT.md, "onebit"."""
     first, *rest = (x * x).unflatten(-1, (8, 32)).unbind(-2)
     lanes = functools.reduce(torch.Tensor.add_, rest, first.clone())
     while lanes.shape[-1] > 1:
@@ -145,7 +145,8 @@ def _root_mean_square(x: torch.Tensor) -> torch.Tensor:
 def _widths(
     heads: torch.Tensor, coded: torch.Tensor, sixteenths: int, floor: int, fan: torch.Tensor
 ) -> torch.Tensor:
-    """Bits of a code of each block, int16. heads: [..., blocks], as whole numbers less _FIRST."""
+    """Return the bits per code of each block, int16. heads: [..., blocks], whole numbers minus
+    _FIRST."""
     budget = (heads.shape[-1] * sixteenths + 15) // 16
     counted = coded.to(torch.int16)
     least, most = counted * floor, counted * 8
@@ -173,7 +174,7 @@ def _adaptive(x: torch.Tensor, sixteenths: int, floor: int) -> torch.Tensor:
     heads = torch.where(coded, half.view(torch.int16) - _FIRST, 0).squeeze(-1)
     widths = _widths(heads, coded.squeeze(-1), sixteenths, floor, tables.fan)[..., None]
     head = half.float()
-    # Numbers of the transform are whole and below 2^11, and so are levels: exact in TF32, too.
+    # The transform's numbers and the levels are whole and below 2^11, so TF32 is exact, too.
     whole = torch.where(coded, x, 0.0).mul_(torch.full_like(head, 126.0) / head).round_()
     rows = widths * float(2**16) + float(2**15)
     levels = tables.level.take((whole @ tables.signed).add_(rows).long())

@@ -1,10 +1,11 @@
-"""The drift of a long run by compression: the mean training loss of the last fortieth of 3,000
-steps, of every codec with and without error feedback, over that of fp32 with the same seed.
+"""The drift of a long run by compression: the mean training loss of the last 1/40 of 3,000 steps,
+of every codec with and without error feedback, relative to that of fp32 with the same seed.
 
     python -m bench.accuracy.drift --out build/drift    # resumes where it was stopped
 
-Gradients are fp32 or bf16, and norms and biases go compressed or exact. All methods train at the
-task's own rate, for the losses are compared step by step. Writes OUT/drift.json and drift.md."""
+Gradients are fp32 or bf16, and norms and biases are sent compressed or exact. All methods train at
+the task's own rate, because losses are compared step by step. Writes OUT/drift.json and
+drift.md."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ from bench.accuracy.training import DRIFTING
 
 
 def drift_of(results: Results, cell: Cell, baseline: Cell) -> harness.Row | None:
-    """A row: percent of fp32's tail loss, mean and spread over seeds; None before two seeds."""
+    """Return a row with percent of fp32's tail loss, mean and spread over seeds; None with fewer
+    than two seeds."""
     pairs = [
         (results.row(run), results.row(exact))
         for run, exact in zip(cell.tests(results), baseline.tests(results), strict=True)

@@ -2,11 +2,11 @@
 
     python -m bench.accuracy.ratio --out build/ratio
 
-Gradients of the accuracy benchmark's models, of eight workers, taken during fp32 training: early,
-half way and late. The error is |x - D(x)|^2 / |x|^2 of one encoding of the first worker's, without
-feedback. For allreduces of 4 and 8 workers, it is that of the mean after both hops, over the exact
-mean: what DynamiQ (arXiv 2602.08923) calls the vNMSE of its allreduce. Writes OUT/ratio.json and
-ratio.md."""
+The gradients are those of the accuracy benchmark's models on eight workers, early, half way and
+late in fp32 training. The error is |x - D(x)|^2 / |x|^2 of one encoding of the first worker's
+gradient, without feedback. For allreduces of 4 and 8 workers it is the error of the mean after both
+hops, relative to the exact mean; DynamiQ (arXiv 2602.08923) calls it the vNMSE. Writes
+OUT/ratio.json and ratio.md."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ SOURCES = ("mlp", "cnn", "charlm", "gpt AdamW")
 NOISE = "Gaussian noise"
 _WORKERS = 8
 ALLREDUCES = ("adaptive:bits=3", "int4", "adaptive:bits=4", "adaptive:bits=5", "int8")
-_POINTS = (0.05, 0.5, 0.95)  # of a run
-_STEPS_PART = 4  # a quarter of the benchmark's steps show the same
+_POINTS = (0.05, 0.5, 0.95)  # as parts of a run
+_STEPS_PART = 4  # a quarter of the benchmark's steps give the same result
 
 
 def gradients(task: Task) -> list[list[torch.Tensor]]:
-    """Every worker's flat gradients at a few points of a run."""
+    """Return every worker's flat gradients at some points of a run."""
     torch.manual_seed(1)
     model = task.make_model()
     parameters = dict(model.named_parameters())
@@ -64,14 +64,14 @@ def gradients(task: Task) -> list[list[torch.Tensor]]:
 
 
 def measure(codec: str, x: torch.Tensor) -> tuple[float, float]:
-    """(bits an element, relative squared error)."""
+    """Return (bits per element, relative squared error)."""
     data = thinwire.encode(codec, x)
     decoded = torch.from_numpy(thinwire.decode(codec, data, x.numel()))
     return 8 * len(data) / x.numel(), _error(decoded, x)
 
 
 def measure_allreduce(codec: str, workers: list[torch.Tensor]) -> tuple[float, float]:
-    """(bits an element and hop, relative squared error of the mean)."""
+    """Return (bits per element and hop, relative squared error of the mean)."""
     numel = workers[0].numel()
     mean = torch.stack(workers).double().mean(0)
     reduced = TwoHop(len(workers), numel, codec, feedback=False).all_reduce(workers)

@@ -26,14 +26,14 @@ COLUMNS = {
 
 
 def mean_error(values: list[float]) -> tuple[float, float]:
-    """Mean and its standard error."""
+    """Return the mean and its standard error."""
     error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
     return statistics.mean(values), error
 
 
 def spread(values: list[float], form: str = ".2f") -> str:
-    """Mean ± standard error. form: of the mean; zero has no minus."""
-    if not values:  # no run of the baseline has the seed yet
+    """Return "mean ± standard error". form: of the mean; zero has no minus sign."""
+    if not values:  # the baseline has no run with these seeds yet
         return ""
     mean, error = mean_error(values)
     digits = form.removeprefix("+")
@@ -42,9 +42,9 @@ def spread(values: list[float], form: str = ".2f") -> str:
 
 
 def summarise(rows: list[Row]) -> list[Row]:
-    """One row for each task and method, in the order of their first run, with the fields of that.
-    accuracy, loss, train_loss: over all seeds; gain: accuracy over that of `against`, over the
-    `pairs` of runs with one seed."""
+    """Return one row for each task and method, in the order of their first run, with its fields.
+    accuracy, loss, train_loss: over all seeds; gain: the difference of accuracy to `against`, over
+    the `pairs` of runs with the same seed."""
     by_key = {(row["task"], row["method"], row["seed"]): row for row in rows}
     summary = []
     for task, method in dict.fromkeys((row["task"], row["method"]) for row in rows):
@@ -64,12 +64,12 @@ def summarise(rows: list[Row]) -> list[Row]:
 
 
 def table(rows: list[Row]) -> str:
-    """Markdown."""
+    """Return a Markdown table."""
     return harness.table(summarise(rows), COLUMNS)
 
 
 def write_report(folder: Path, rows: list[Row], choices: list[Row]) -> None:
-    """Writes and prints the table. choices: scores of the rates that were tried, for the file."""
+    """Write and print the table. choices: scores of the rates that were tried, for the file."""
     seeds = len({row["seed"] for row in rows})
     text = (
         f"{rows[0]['workers']} workers, up to {seeds} paired seeds. Mean ± standard error; fewer "

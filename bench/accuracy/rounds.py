@@ -1,5 +1,5 @@
-"""Training between sites in one process: members with models and optimizers of their own, local
-steps in turn, and rounds of thinwire.torch.sites among them over loopback."""
+"""Training between sites in one process: members with separate models and optimizers make local
+steps in turn, and rounds of thinwire.torch.sites over loopback."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ Outer = tuple[float, float]  # rate and Nesterov momentum of the outer SGD
 AVERAGE: tuple[Outer, ...] = ((1.0, 0.0),)
 DILOCO: tuple[Outer, ...] = ((1.0, 0.0), (0.7, 0.5), (0.7, 0.9))
 
-_LEAST_ROWS = 64  # of a member, in a split by labels
-_NEVER = 1 << 30  # steps until a round of its own accord
+_LEAST_ROWS = 64  # rows of a member, at least, in a split by labels
+_NEVER = 1 << 30  # steps between rounds, so that rounds happen only on request
 _STRENGTH = 10.0  # of attacks, in norms of an honest update
-_LITTLE = 1.5  # standard deviations
+_LITTLE = 1.5  # standard deviations of the attack `little`
 _serial = itertools.count()
 
 
 @dataclass(frozen=True)
 class RoundMethod:
     """A way of training between sites. outers: the first one is tried at all rates, and the others
-    at the best of them. against: the method whose paired runs it is compared with. attack: what the
-    last member sends in place of its update; `absent`: it is not there, and nor are its rows."""
+    at its best rate. against: the method whose paired runs it is compared with. attack: what the
+    last member sends in place of its update; `absent`: the member and its rows are missing."""
 
     name: str
     codec: str
@@ -68,7 +68,7 @@ METHODS = {
         # arXiv 2508.15706: feedback with decay in place of an outer momentum.
         RoundMethod("SparseLoCo", "topk:density=0.0156", "DiLoCo fp32",
                     ((1.0, 0.0), (0.7, 0.0)), decay=0.95),
-        # Four times as many rounds, for what sends little in each.
+        # Four times as many rounds, for codecs that send little in each.
         RoundMethod("DiLoCo fp32 H 8", "fp32", "DiLoCo fp32", DILOCO, local_steps=8),
         RoundMethod("DiLoCo adaptive 0.5 H 8", "adaptive:bits=0.5", "DiLoCo fp32 H 8", DILOCO,
                     local_steps=8),
@@ -81,14 +81,14 @@ METHODS = {
             for rule in ("mean", "centered_clip", "trimmed", "median")
             for attack in (None, "sign", "noise", "little")
         ),
-        # The most that a rule can reach without the poisoner's rows.
+        # The best that a rule can reach without the poisoner's rows.
         RoundMethod("mean absent", "int4", "mean clean", attack="absent"),
     )
 }  # fmt: skip
 
 
 class _Members:
-    """Members that stay, in one process: what DiLoCo takes as `members`."""
+    """Fixed members in one process, as DiLoCo takes them as `members`."""
 
     key_file = None
 
@@ -110,9 +110,9 @@ class _Members:
 
 
 def split_of(task: Task, members: int, seed: int) -> list[torch.Tensor]:
-    """Rows for each member. With task.dirichlet each label's rows go to members by shares that are
-    drawn from a Dirichlet distribution (Hsu et al., arXiv 1909.06335), anew until nobody has too
-    few."""
+    """Return the rows of each member. With task.dirichlet each label's rows are divided among
+    members by shares drawn from a Dirichlet distribution (Hsu et al., arXiv 1909.06335), repeatedly
+    until every member has enough rows."""
     generator = torch.Generator().manual_seed(7000 + seed)
     order = torch.randperm(task.data.train_size, generator=generator)
     if task.dirichlet is None:
@@ -134,7 +134,7 @@ def split_of(task: Task, members: int, seed: int) -> list[torch.Tensor]:
 
 
 def _batches(rows: torch.Tensor, batch: int, seed: int) -> Iterator[torch.Tensor]:
-    """Without end, epoch after epoch."""
+    """Yield batches without end, epoch after epoch."""
     generator = torch.Generator().manual_seed(seed)
     while True:
         mine = rows[torch.randperm(len(rows), generator=generator)]
@@ -171,8 +171,8 @@ class _Member:
 
 
 def _poison(attack: str, members: list[_Member], anchor: torch.Tensor, seed: int) -> None:
-    """Gives the last member parameters that make its update the attack's. `sign`: its own, turned
-    round and ten times as long; `noise`: as long; `little`: the honest members' mean less 1.5 of
+    """Give the last member parameters that make its update the attack's. `sign`: its own update
+    times -10; `noise`: random, of the same length; `little`: the honest members' mean minus 1.5 of
     their standard deviations in each element ("A Little Is Enough", arXiv 1902.06156)."""
     bad = members[-1]
     learned = bad.values() - anchor
@@ -189,7 +189,7 @@ def _poison(attack: str, members: list[_Member], anchor: torch.Tensor, seed: int
 
 def train(task: Task, method: RoundMethod, outer: Outer, seed: int, workers: int,
           split: str) -> dict[str, Any]:  # fmt: skip
-    """Trains from the seed; the run's row, as training.train() has it."""
+    """Train from the seed. Return the run's row, as training.train() does."""
     start, store, key = time.monotonic(), dist.HashStore(), f"sites{next(_serial)}"
     parts = split_of(task, workers, seed)
     if method.attack == "absent":
@@ -209,12 +209,12 @@ def train(task: Task, method: RoundMethod, outer: Outer, seed: int, workers: int
                 if method.attack not in (None, "absent"):
                     _poison(method.attack, members, anchor, 100_000 * seed + step)
                 if not all(one.values().isfinite().all() for one in members):
-                    break  # diverged: they would leave with an error
+                    break  # diverged; members would leave with an error
                 list(pool.map(lambda one: one.diloco.sync(), members))
                 anchor = members[0].values()
         else:
             digests = {one.diloco.reports[-1].digest for one in members}
-            bits = [one.values().view(torch.int32) for one in members]  # NaN is no equal of NaN
+            bits = [one.values().view(torch.int32) for one in members]  # as NaN != NaN
             if len(digests) > 1 or not all(torch.equal(bits[0], other) for other in bits):
                 raise RuntimeError("members differ after the last round")
         sent = members[0].diloco.stats()["sent_bytes"]

@@ -4,9 +4,9 @@ its own learning rate.
     python -m bench.accuracy.run --out build/accuracy            # resumes where it was stopped
     python -m bench.accuracy.run --short --out build/accuracy    # a minute, for a look
 
-A method's rate is chosen on a validation split, with seeds of its own: a climb on GRID, the same
-for every method. Then it trains with seeds that no choice has seen, and is judged by the test set.
-Each run is a file in OUT/runs; a run whose recipe is the same is not repeated. Writes
+A method's rate is chosen on a validation split, with separate seeds, by hill climbing on GRID, the
+same for every method. Then it trains with seeds that were not used for choices, and is evaluated on
+the test set. Each run is a file in OUT/runs; a run with the same recipe is not repeated. Writes
 OUT/accuracy.json and accuracy.md."""
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from bench.accuracy.together import Trial, can_train, train_together
 from bench.accuracy.training import METHODS, NAMED, spec_of, train
 
 Outer = tuple[float, ...]  # an outer optimizer's rate and momentum, or a server's momentum
-# Methods of which that is chosen as well as the rate.
+# Methods whose outer optimizer is chosen in addition to the rate.
 TWICE_CHOSEN: dict[str, Any] = {**rounds.METHODS, **stores.METHODS}
-_ONE_WAY = (None,)  # of all others
+_ONE_WAY = (None,)  # the outer optimizers of all other methods
 
-_SHORT_STEPS = 8  # times fewer
+_SHORT_STEPS = 8  # --short makes this many times fewer steps
 _SHORT_METHODS = ("fp32", "int4", "adaptive 2", "adaptive 1", "onebit", "topk 0.1 % DGC")
-_CHOICE_SEED = 101  # the first of those that rates are chosen with; results have 1, 2, ...
+_CHOICE_SEED = 101  # the first seed for choosing rates; results have the seeds 1, 2, ...
 
 
 GRID = tuple(2.0**exponent for exponent in range(-3, 4))  # factors of the task's rate
@@ -48,13 +48,13 @@ _FIRST = (0.5, 1.0, 2.0)
 
 
 def best_factor(scores: Mapping[float, float]) -> float:
-    """The factor of the highest score; a run that diverged has none (NaN)."""
+    """Return the factor with the highest score. The score of a run that diverged is NaN."""
     return max(scores, key=lambda f: -math.inf if math.isnan(scores[f]) else scores[f])
 
 
 def missing_factors(scores: Mapping[float, float]) -> list[float]:
-    """The factors to be tried next; none if both neighbours of the best one are worse, or the grid
-    ends there."""
+    """Return the factors to try next; none if both neighbours of the best one are worse, or the
+    grid ends there."""
     first = [factor for factor in _FIRST if factor not in scores]
     if first:
         return first
@@ -73,7 +73,7 @@ class Run:
     device: str = "cpu"
 
     def recipe(self) -> dict[str, Any]:
-        """Everything that the run's result depends on, as JSON."""
+        """Return everything that the run's result depends on, as JSON."""
         task = self.task
         common = {
             "task": task.name, "batch": task.batch, "steps": task.steps, "rate": task.rate,
@@ -101,7 +101,7 @@ class Run:
         return folder / "runs" / (re.sub(r"[^\w.-]+", "_", "-".join(map(str, parts))) + ".json")
 
     def __call__(self, path: Path) -> str:
-        """Trains, and writes the run's file."""
+        """Train, and write the run's file."""
         torch.set_num_threads(1)
         task, seed = self.task, self.seed
         if self.outer is None:
@@ -113,7 +113,8 @@ class Run:
         return self.write(row, path)
 
     def write(self, row: dict[str, Any], path: Path) -> str:
-        """The run's file. Made whole by renaming: a stop leaves no half. Returns a line on it."""
+        """Write the run's file, by renaming, so that it is never incomplete. Return a line about
+        it."""
         part = path.with_suffix(".part")
         part.write_text(json.dumps({"recipe": self.recipe(), "row": row}) + "\n")
         part.rename(path)
@@ -129,7 +130,7 @@ class Results:
         (folder / "runs").mkdir(parents=True, exist_ok=True)
 
     def row(self, run: Run) -> dict[str, Any] | None:
-        """None if it has not been run by this recipe."""
+        """Return the run's row; None if there is no run with this recipe."""
         path = self.path(run)
         if run not in self._rows and path.is_file():
             found = json.loads(path.read_text())
@@ -143,7 +144,8 @@ class Results:
 
 @dataclass(frozen=True)
 class Cell:
-    """A method on a task. choices: how many seeds choose its rate; 0: it takes the task's."""
+    """A method on a task. choices: the number of seeds for choosing its rate; 0: use the task's
+    rate."""
 
     task: Task
     method: str
@@ -169,19 +171,20 @@ class Cell:
         return statistics.mean(row["accuracy"] for row in rows) if rows and all(rows) else None
 
     def scores(self, results: Results) -> dict[float, float]:
-        """Mean accuracy on the validation split, by the factor of the task's rate, with the first
-        of the outer optimizers."""
+        """Return the mean accuracy on the validation split, by the factor of the task's rate, with
+        the first of the outer optimizers."""
         found = {f: self._score(results, f, self._outers()[0]) for f in GRID}
         return {factor: score for factor, score in found.items() if score is not None}
 
     def outer_scores(self, results: Results) -> dict[Outer | None, float]:
-        """The same by outer optimizer, at the best rate so far."""
+        """Return the same by outer optimizer, at the best rate so far."""
         best = best_factor(self.scores(results))
         found = {outer: self._score(results, best, outer) for outer in self._outers()}
         return {outer: score for outer, score in found.items() if score is not None}
 
     def missing(self, results: Results) -> list[Run]:
-        """Return the runs that can go next; tests only when rate and outer optimizer are known."""
+        """Return the runs that can be made now; tests only if rate and outer optimizer are
+        known."""
         scores, outers = self.scores(results), self._outers()
         wanted = []
         if self.choices:
@@ -195,7 +198,7 @@ class Cell:
         return [run for run in wanted if results.row(run) is None]
 
     def tests(self, results: Results) -> list[Run]:
-        """At the rate and outer optimizer that are the best so far; none before there is one."""
+        """Return the test runs at the best rate and outer optimizer so far; none without one."""
         scores = self.scores(results)
         if self.choices and not scores:
             return []
@@ -207,8 +210,8 @@ class Cell:
 
 
 def carry_out(cells: list[Cell], results: Results, jobs: int) -> None:
-    """All runs that are missing, task by task and seed by seed, so that a stop leaves pairs; those
-    of a cell side by side on its device, if that is not the processor."""
+    """Make all missing runs, task by task and seed by seed, so that after an interruption runs are
+    paired. If the device is not the CPU, the runs of a cell are made together."""
     if any(cell.device != "cpu" for cell in cells):
         _carry_out_together(cells, results)
         return
@@ -243,7 +246,7 @@ def _carry_out_together(cells: list[Cell], results: Results) -> None:
 
 
 def choices_of(cell: Cell, results: Results) -> dict[str, Any]:
-    """A cell's scores by rate, as JSON."""
+    """Return a cell's scores by rate, as JSON."""
     scores = cell.scores(results)
     tried = {f"{cell.task.rate * factor:g}": round(scores[factor], 3) for factor in scores}
     outers = {
@@ -255,7 +258,8 @@ def choices_of(cell: Cell, results: Results) -> dict[str, Any]:
 
 
 def runs_together(task: Task, method: str) -> bool:
-    """A momentum that the exchange owns is SGD's; splits by labels are those of rounds."""
+    """Return whether the method applies to the task: momentum of the exchange requires SGD, and
+    splits by labels require rounds."""
     if method in rounds.METHODS:
         return task.optimizer != "muon"
     if method in stores.METHODS:
@@ -264,7 +268,8 @@ def runs_together(task: Task, method: str) -> bool:
 
 
 def make_parser(description: str) -> argparse.ArgumentParser:
-    """The options that all programs of runs have; drift.py has other defaults."""
+    """Return a parser with the options of all programs that make runs; drift.py has other
+    defaults."""
     parser = argparse.ArgumentParser(description=description.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("build/accuracy"))
     parser.add_argument("--seeds", type=int, default=5)
@@ -281,7 +286,7 @@ def make_parser(description: str) -> argparse.ArgumentParser:
 
 
 def cells_of(arguments: argparse.Namespace, **of_task: Any) -> list[Cell]:
-    """Every method on every task that it goes with. of_task: fields of all tasks."""
+    """Return every method on every task that it applies to. of_task: fields of all tasks."""
     tasks = [
         dataclasses.replace(
             task, steps=task.steps // arguments.steps_part,

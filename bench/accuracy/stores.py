@@ -1,6 +1,5 @@
-"""Training with a parameter server: workers and a server are processes, as programs start them, and
-share this machine's processors as these let them, so the order of updates in async and ssp is that
-of the machine."""
+"""Training with a parameter server. Workers and a server are processes, as in real programs. They
+share this machine's processors, so the order of updates in async and ssp depends on the machine."""
 
 from __future__ import annotations
 
@@ -15,16 +14,16 @@ from bench import harness, lab
 from bench.accuracy.tasks import TASKS, Task, evaluate, loss_of
 from bench.accuracy.training import batches, row_of
 
-_PHASES = 20  # of the rate: all workers wait for one another where it changes
-_TIMEOUT_S, _RUN_S = 120.0, 86400.0  # of each wait, and of a run
+_PHASES = 20  # phases of the rate; when it changes, all workers wait for one another
+_TIMEOUT_S, _RUN_S = 120.0, 86400.0  # seconds for each wait, and for a run
 
 
 @dataclass(frozen=True)
 class StoreMethod:
-    """mode, codec: ParameterServerOptimizer's. momenta: of SGD on the server, which are tried like
-    outer optimizers, since asynchrony has a momentum of its own (Mitliagkas et al., arXiv
-    1605.09774). The rate is chosen with the first one; others take it by (1 - momentum), so that
-    an update moves the values as far in the long run."""
+    """A way of training with a store. mode, codec: as ParameterServerOptimizer takes them. momenta:
+    of SGD on the server, tried like outer optimizers, because asynchrony acts like momentum
+    (Mitliagkas et al., arXiv 1605.09774). The rate is chosen with the first one; for others it is
+    scaled by (1 - momentum), so that an update moves the values as far in the long run."""
 
     name: str
     mode: str
@@ -34,7 +33,7 @@ class StoreMethod:
 
     @property
     def outers(self) -> tuple[tuple[float], ...]:
-        """The momenta, in the form of outer optimizers."""
+        """Return the momenta in the form of outer optimizers."""
         return tuple((momentum,) for momentum in self.momenta)
 
     def rate(self, task: Task, momentum: float) -> float:
@@ -61,8 +60,8 @@ METHODS = {
 
 
 def _work(task: Task, method: StoreMethod, momentum: float, seed: int, split: str) -> None:
-    """A worker, or the server, which does not return from the optimizer's constructor. Worker 0
-    hands over its part of the row."""
+    """Run a worker, or the server, which does not return from the optimizer's constructor. Worker 0
+    passes its part of the row to the parent."""
     import torch
     from thinwire.torch import ParameterServerOptimizer
 
@@ -100,8 +99,8 @@ def _work(task: Task, method: StoreMethod, momentum: float, seed: int, split: st
 
 def train(task: Task, method: StoreMethod, outer: tuple[float], seed: int, workers: int,
           split: str) -> dict[str, Any]:  # fmt: skip
-    """Trains from the seed; the run's row, as training.train() has it. RuntimeError if a process
-    fails."""
+    """Train from the seed. Return the run's row, as training.train() does. RuntimeError if a
+    process fails."""
     start, momentum = time.monotonic(), outer[0]
     rate = method.rate(task, momentum)
     arguments = [task.name, task.steps, task.batch, rate, method.name, momentum, seed, split]
@@ -117,7 +116,7 @@ def train(task: Task, method: StoreMethod, outer: tuple[float], seed: int, worke
 
 
 def _ratio(task: Task, codec: str) -> float:
-    """Bytes of fp32 over those of the codec, for the largest of the parameters."""
+    """Return the bytes of fp32 divided by those of the codec, for the largest parameter."""
     from thinwire import encoded_bytes
 
     numel = max(p.numel() for p in task.make_model().parameters())

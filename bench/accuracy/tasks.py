@@ -19,14 +19,14 @@ Batch = tuple[torch.Tensor, torch.Tensor]
 
 # The Jargon File, as Debian's package jargon-text ships it.
 TEXT = Path("/usr/share/doc/jargon-text/jargon.txt.gz")
-_CONTEXT = 32  # characters that the language model reads at once
+_CONTEXT = 32  # characters per input of the language model
 _VOCABULARY = 128
 _CPU = torch.device("cpu")
-_VALIDATION_IMAGES = 5000  # the last ones of the training set
+_VALIDATION_IMAGES = 5000  # the last images of the training set
 
 
 class CharLM(nn.Module):
-    """An LSTM over characters: logits for the next one at every place."""
+    """An LSTM over characters: logits for the next character at every place."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class _Attention(nn.Module):
 
 
 class GPT(nn.Module):
-    """A transformer over characters: logits for the next one at every place."""
+    """A transformer over characters: logits for the next character at every place."""
 
     def __init__(self, width: int = 64, layers: int = 2, heads: int = 4) -> None:
         super().__init__()
@@ -124,7 +124,7 @@ class Jargon:
         return len(_text()) * 8 // 10 - _CONTEXT - 1
 
     def batch(self, rows: torch.Tensor) -> Batch:
-        """Rows of any shape, on any device."""
+        """Return the batch of these rows, which may have any shape and device."""
         places = rows[..., None] + torch.arange(_CONTEXT + 1, device=rows.device)
         windows = _text(rows.device)[places].long()
         return windows[..., :-1], windows[..., 1:]
@@ -149,15 +149,15 @@ class Task:
     data: FashionMNIST | Jargon
     batch: int  # of one worker
     steps: int
-    rate: float  # the highest learning rate; it falls to 0 along a cosine
-    optimizer: str = "sgd"  # or "adamw", or "muon" with AdamW for what is no matrix inside
+    rate: float  # the highest learning rate, which falls to 0 along a cosine
+    optimizer: str = "sgd"  # or "adamw", or "muon", with AdamW for all but inner matrices
     momentum: float = 0.9  # of SGD
-    warmup: float = 0.0  # the part of the steps over which the rate rises from 0
-    dirichlet: float | None = None  # how unlike members' labels are (rounds.split_of)
+    warmup: float = 0.0  # the part of the steps in which the rate rises from 0
+    dirichlet: float | None = None  # how much members' labels differ (rounds.split_of)
 
     def rate_factor(self, step: int) -> float:
-        """The rate of a step, which counts from 0, over the highest one. Warm-up: Goyal et al.,
-        arXiv 1706.02677, section 2.2; cosine: Loshchilov and Hutter, arXiv 1608.03983."""
+        """Return the rate of a step, counted from 0, divided by the highest one. Warm-up: Goyal et
+        al., arXiv 1706.02677, section 2.2; cosine: Loshchilov and Hutter, arXiv 1608.03983."""
         rising = int(self.warmup * self.steps)
         if step < rising:
             return (step + 1) / rising
@@ -169,8 +169,8 @@ TASKS = {
     for task in (
         Task("mlp", _mlp, FashionMNIST(), batch=64, steps=2340, rate=0.1),
         Task("cnn", _cnn, FashionMNIST(), batch=64, steps=2340, rate=0.1),
-        # At the best rate of the row above, one step below that at which it does not train, some
-        # seeds begin badly.
+        # The best rate of the row above is one step below the rate at which it does not train, so
+        # some seeds begin badly.
         Task("cnn warm-up", _cnn, FashionMNIST(), batch=64, steps=2340, rate=0.1, warmup=0.05),
         Task("charlm", CharLM, Jargon(), batch=16, steps=2400, rate=3.0),
         Task("charlm AdamW", CharLM, Jargon(), batch=16, steps=2400, rate=0.006,
@@ -194,7 +194,7 @@ def loss_of(model: nn.Module, batch: Batch) -> torch.Tensor:
 
 @torch.no_grad()
 def evaluate(model: nn.Module, batches: Iterator[Batch]) -> tuple[float, float]:
-    """(accuracy in percent, mean loss)."""
+    """Return (accuracy in percent, mean loss)."""
     hits = places = loss = 0.0
     for inputs, targets in batches:
         logits = model(inputs)

@@ -1,8 +1,8 @@
-"""Runs of one method trained side by side on one device: many seeds, each at its own rate, where a
-single one would leave a GPU idle. What differs by a tenth of a percent shows in a hundred seeds.
+"""Trains many runs of one method together on one device: many seeds, each at its own rate, because
+a single run would leave a GPU idle. A hundred seeds show differences of 0.1 %.
 
-The recipe is training.train's, with its optimizers, batches and exchange; only sums have another
-order."""
+The recipe is that of training.train(), with its optimizers, batches and exchange; only the order of
+sums differs."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from bench.accuracy.tasks import CharLM, Task
 from bench.accuracy.training import Method, batches, is_muons, row_of, spec_of, warm_up_of
 from bench.accuracy.two_hop import BLOCK, TwoHop
 
-_WARM_UP = 3  # steps before a graph is captured: allocations and choices of kernels are made
+_WARM_UP = 3  # steps before a graph is captured, for allocations and choices of kernels
 
 
 @dataclass(frozen=True)
 class Trial:
-    """split: "validation" or "test", what the run is judged by."""
+    """One run. split: "validation" or "test", on which it is evaluated."""
 
     rate: float
     seed: int
@@ -39,7 +39,7 @@ def can_train(method: Method) -> bool:
 
 
 class _Cells(nn.Module):
-    """nn.LSTM, of the same parameters, in operations that torch.func knows."""
+    """nn.LSTM with the same parameters, in operations that torch.func supports."""
 
     def __init__(self, lstm: nn.LSTM) -> None:
         super().__init__()
@@ -68,14 +68,14 @@ class ManyTwoHop(TwoHop):
     ) -> None:
         super().__init__(count, numel, codec, feedback=feedback, warm_up=warm_up)
         self._count, self._numel = count, numel
-        by_blocks: dict[int, list[int]] = {}  # owners of shards of one length, coded together
+        by_blocks: dict[int, list[int]] = {}  # owners by length of their shards, coded together
         for owner, shard in enumerate(self._shards):
             by_blocks.setdefault(-(-(shard.stop - shard.start) // BLOCK), []).append(owner)
         self._alike = list(by_blocks.items())
         self._kept: list[tuple[Tensor, Tensor]] = []  # residuals of both hops, by shards' length
 
     def all_reduce(self, gradients: Tensor) -> Tensor:
-        """The means of (groups, ranks, elements) as (groups, elements)."""
+        """Return the means of (groups, ranks, elements) as (groups, elements)."""
         filled = pad(gradients, (0, -self._numel % BLOCK))
         first, second = self._hops()
         means: list[Tensor | None] = [None] * self._count
@@ -104,7 +104,7 @@ class ManyTwoHop(TwoHop):
         return torch.cat(means, 1)[:, : self._numel]
 
     def _clear_tail(self, owners: list[int], *of_owners: Tensor | None) -> None:
-        """Behind the last element all is zero, as a codec fills it up."""
+        """Set the elements after the last one to zero, as a codec pads them."""
         tail = self._shards[-1].stop - self._shards[-1].start
         for tensor in of_owners:
             if tensor is not None and owners[-1] == self._count - 1:
@@ -127,13 +127,13 @@ def _without(parts: Tensor, rank: int) -> Tensor:
 
 
 class Optimizer:
-    """One step for all runs, whose parameters are (runs, elements). SGD, AdamW and Muon as
-    torch.optim has them, with a rate for each run."""
+    """Steps all runs at once; parameters are (runs, elements). SGD, AdamW and Muon are those of
+    torch.optim, with a rate for each run."""
 
     def __init__(self, task: Task, parameters: dict[str, Tensor], device: torch.device) -> None:
         self._task, numel = task, sum(p.numel() for p in parameters.values())
         self._steps = torch.zeros((), device=device)
-        self._moments: list[Tensor] = []  # the first and the second one, and Muon's momentum
+        self._moments: list[Tensor] = []  # first and second moments, and Muon's momentum
         self._inside: list[tuple[slice, torch.Size]] = []
         self._decay = torch.full((numel,), 0.01, device=device)
         end = 0
@@ -144,7 +144,7 @@ class Optimizer:
                 self._decay[place] = 0.1
 
     def step(self, parameters: Tensor, gradients: Tensor, rates: Tensor) -> None:
-        """rates: (runs, 1). In place."""
+        """Make a step in place. rates: (runs, 1)."""
         if not self._moments:
             self._moments = [torch.zeros_like(gradients) for _ in range(3)]
         first, second, velocity = self._moments
@@ -166,8 +166,8 @@ class Optimizer:
 
 
 def _orthogonal(matrices: Tensor) -> Tensor:
-    """Five Newton-Schulz iterations in bf16 (Jordan et al., "Muon", 2024), as torch.optim.Muon
-    does them, for (runs, rows, columns)."""
+    """Make five Newton-Schulz iterations in bf16 (Jordan et al., "Muon", 2024), as
+    torch.optim.Muon does, for (runs, rows, columns)."""
     a, b, c = 3.4445, -4.775, 2.0315
     x = matrices.bfloat16()
     tall = x.shape[1] > x.shape[2]
@@ -181,7 +181,7 @@ def _orthogonal(matrices: Tensor) -> Tensor:
 
 
 class _Together:
-    """The state of all runs, and one step of it."""
+    """The state of all runs, and their step."""
 
     def __init__(
         self, task: Task, method: Method, trials: list[Trial], workers: int, device: torch.device
@@ -225,7 +225,7 @@ class _Together:
 
         per_worker = vmap(grad_and_value(loss_of), in_dims=(None, 0, 0))
         batch = self._task.data.batch(self.rows)
-        with sdpa_kernel(SDPBackend.MATH):  # which torch.func can batch everywhere
+        with sdpa_kernel(SDPBackend.MATH):  # torch.func can batch it on all devices
             gradients, losses = vmap(per_worker)(self._named(), *batch)
         flat = torch.cat([gradients[name].flatten(2) for name in self._shapes], 2)
         if self._method.bf16:
@@ -236,7 +236,7 @@ class _Together:
 
     @torch.no_grad()
     def evaluate(self, split: str) -> tuple[list[float], list[float]]:
-        """Each run's (accuracy in percent, mean loss)."""
+        """Return each run's accuracy in percent, and mean loss."""
         forward = vmap(lambda p, x: functional_call(self._model, p, (x,)), in_dims=(0, None))
         named, places = self._named(), 0
         hits = losses = torch.zeros_like(self.losses, dtype=torch.float64)
@@ -253,7 +253,7 @@ class _Together:
 
 
 def _captured(step: Callable[[], None]) -> Callable[[], None]:
-    """The step as one launch."""
+    """Return the step as a CUDA graph, with a single launch."""
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         step()
@@ -263,7 +263,8 @@ def _captured(step: Callable[[], None]) -> Callable[[], None]:
 def train_together(
     task: Task, method: Method, trials: list[Trial], workers: int, device: torch.device
 ) -> list[dict[str, Any]]:
-    """The rows of training.train, one for each trial. device: a GPU's steps are one CUDA graph."""
+    """Train all trials; return the rows of training.train(), one for each. On a GPU the step is one
+    CUDA graph."""
     start = time.monotonic()
     runs = _Together(task, method, trials, workers, device)
     rows = torch.stack(
@@ -274,11 +275,11 @@ def train_together(
         1,
     ).to(device)
     losses = torch.zeros((task.steps, len(trials)), device=device)
-    changes = {0, warm_up_of(method, task)}  # steps that a new graph begins behind
+    changes = {0, warm_up_of(method, task)}  # after these steps a new graph is captured
     for number in range(task.steps):
         runs.rows.copy_(rows[number])
         runs.factor.fill_(task.rate_factor(number))
-        runs.group.steps = number  # which a graph does not count
+        runs.group.steps = number  # a graph does not count steps
         if number in changes:
             step = runs.step
         if number - _WARM_UP in changes and device.type == "cuda":

@@ -19,9 +19,9 @@ POINTS = 40  # of a learning curve
 
 @dataclass(frozen=True)
 class Method:
-    """A way of exchanging gradients. owns_momentum: the group holds it, not the optimizer. bf16:
-    gradients are rounded to it before, as mixed precision does. warm_up: the part of the run that
-    goes in int8 before the codec takes over."""
+    """A way of exchanging gradients. owns_momentum: the group has the momentum, and not the
+    optimizer. bf16: gradients are first rounded to bf16, as with mixed precision. warm_up: the
+    first part of the run, which uses int8 in place of the codec."""
 
     name: str
     codec: str
@@ -50,7 +50,7 @@ METHODS = {
         Method("topk 0.1 % DGC", "topk:density=0.001,warmup={warmup}", owns_momentum=True),
     )
 }
-# The drift of a long run, by what is exchanged and how (drift.py).
+# The methods of drift.py: the drift of a long run.
 DRIFTING = tuple(
     Method(name + suffix, codec, feedback="without" not in name, bf16=bool(suffix))
     for suffix in ("", " bf16 gradients")
@@ -60,27 +60,27 @@ DRIFTING = tuple(
         ("adaptive 2 without feedback", "adaptive"),
     )
 )  # fmt: skip
-# int8 while the loss falls fast, and then fewer bits.
+# Methods with int8 while the loss falls fast, and fewer bits later.
 WARMED = (
     Method("int4 after int8", "int4", warm_up=0.3),
     Method("adaptive 2 after int8", "adaptive", warm_up=0.3),
 )
-NAMED = tuple(METHODS)  # those of the main table
+NAMED = tuple(METHODS)  # the methods of the main table
 METHODS |= {method.name: method for method in DRIFTING + WARMED}
 
 
 def spec_of(method: Method, task: Task) -> str:
-    """DGC's density falls during the first quarter of the run."""
+    """Return the method's spec. DGC's density falls during the first quarter of the run."""
     return method.codec.format(warmup=task.steps // 4)
 
 
 def warm_up_of(method: Method, task: Task) -> int:
-    """Steps."""
+    """Return the number of steps of the warm-up."""
     return round(method.warm_up * task.steps)
 
 
 def curve_of(losses: Sequence[float]) -> list[tuple[int, float]]:
-    """A run's training losses by step, as the means of POINTS parts, each with its last step."""
+    """Return a run's training losses as (last step, mean loss) of POINTS parts."""
     ends = sorted({-(-part * len(losses) // POINTS) for part in range(POINTS + 1)})
     return [(b, round(sum(losses[a:b]) / (b - a), 4)) for a, b in itertools.pairwise(ends)]
 
@@ -98,8 +98,9 @@ def row_of(
     seconds: float,
     **more: Any,
 ) -> dict[str, Any]:
-    """A run's row. judged: accuracy and loss; losses: of training, by step; ratio: bytes of fp32
-    over those sent. more: further fields, or others in place of the task's and the method's."""
+    """Return a run's row. judged: accuracy and loss; losses: of training, by step; ratio: bytes of
+    fp32 divided by those sent. more: fields that are added, or replace those of the task and the
+    method."""
     (accuracy, loss), curve = judged, curve_of(losses)
     return {
         "task": task.name, "method": method.name, "codec": method.codec, "rate": task.rate,
@@ -110,7 +111,7 @@ def row_of(
 
 
 def batches(task: Task, workers: int, seed: int) -> Iterator[list[torch.Tensor]]:
-    """Rows for each worker, step by step: the same for every method."""
+    """Yield the rows of each worker, step by step, the same for every method."""
     generator = torch.Generator().manual_seed(seed)
     whole = task.batch * workers
     done = 0
@@ -126,7 +127,7 @@ def batches(task: Task, workers: int, seed: int) -> Iterator[list[torch.Tensor]]
 def gradients_of(
     task: Task, model: torch.nn.Module, rows: list[torch.Tensor]
 ) -> tuple[list[torch.Tensor], float]:
-    """Every worker's flat gradient, and the mean loss."""
+    """Return every worker's flat gradient, and the mean loss."""
     flat, losses = [], []
     parameters = list(model.parameters())
     for part in rows:
@@ -139,7 +140,7 @@ def gradients_of(
 def open_group(
     method: Method, task: Task, parameters: dict[str, torch.Tensor], workers: int, momentum: float
 ) -> TwoHop | Workers:
-    """The exchange between the workers: the engine's own where it is not two hops."""
+    """Return the exchange between the workers: TwoHop, or the engine for other algorithms."""
     spec = spec_of(method, task)
     if thinwire.codec_info(spec).entries:
         return Workers(workers, parameters, spec, momentum, method.feedback)
@@ -154,8 +155,9 @@ def is_muons(name: str, parameter: torch.Tensor) -> bool:
 def make_optimizers(
     task: Task, parameters: dict[str, torch.Tensor], momentum: float
 ) -> list[torch.optim.Optimizer]:
-    """momentum: SGD's, which may live elsewhere. Muon takes the matrices between embedding and
-    head, at AdamW's rate (Liu et al., arXiv 2502.16982, section 2.2), and AdamW the rest."""
+    """Return the optimizers. momentum: of SGD; 0 if the exchange has it. Muon trains the matrices
+    between embedding and head, at AdamW's rate (Liu et al., arXiv 2502.16982, section 2.2), and
+    AdamW the rest."""
     if task.optimizer == "muon":
         inside = [p for name, p in parameters.items() if is_muons(name, p)]
         rest = [p for p in parameters.values() if all(p is not other for other in inside)]
@@ -167,7 +169,8 @@ def make_optimizers(
 
 
 def train(task: Task, method: Method, seed: int, workers: int, split: str) -> dict[str, Any]:
-    """Trains from the seed; the run's row. split: "validation" or "test", what it is judged by."""
+    """Train from the seed. Return the run's row. split: "validation" or "test", on which it is
+    evaluated."""
     torch.manual_seed(seed)
     model = task.make_model()
     parameters = dict(model.named_parameters())

@@ -1,10 +1,10 @@
-"""Data-parallel workers of the accuracy benchmark in one process: one copy of the model, every
-worker's own gradient, and an allreduce between them.
+"""Data-parallel workers of the accuracy benchmark in one process: one copy of the model, a gradient
+for each worker, and an allreduce between them.
 
-TwoHop is that of schedule/collective/two_hop.cc, written down with the library's codecs and nothing
-around them. It gives the engine's bits (tests/bench/test_two_hop.py) at a fraction of its threads'
-wake-ups, which are most of a step where models are small and processors are shared. Workers is the
-engine itself, for what is not two hops."""
+TwoHop is the algorithm of schedule/collective/two_hop.cc, with the library's codecs and nothing
+else. Its results have the engine's bits (tests/bench/test_two_hop.py), without the wake-ups of the
+engine's threads, which take most of a step if models are small and processors are shared. Workers
+is the engine itself, for other algorithms."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _serial = itertools.count()
 
 
 class TwoHop:
-    """`count` ranks that exchange `numel` gradients each, in one chunk. codec: a dense one, which
+    """`count` ranks that exchange `numel` gradients each, in one chunk. codec: a dense codec that
     rounds to nearest."""
 
     def __init__(
@@ -35,25 +35,25 @@ class TwoHop:
         feedback: bool = True,
         warm_up: int = 0,
     ) -> None:
-        """momentum: owned by the group, or 0. feedback: what a step loses is kept for the next.
-        warm_up: the first steps, which go in int8."""
+        """momentum: that of the group, or 0. feedback: whether residuals are kept. warm_up: the
+        number of first steps, which use int8."""
         info = thinwire.codec_info(codec)
         self._spec, self._own, self._warm_up = info.spec, (info.up, info.down), warm_up
         blocks = -(-numel // BLOCK)
         bounds = [min(numel, blocks * rank // count * BLOCK) for rank in range(count + 1)]
         self._shards = [slice(*pair) for pair in itertools.pairwise(bounds)]
-        # By rank: of the first hop, and in its own shard of the second.
+        # Residuals by rank: of the first hop, and of the second hop in the rank's own shard.
         kept = feedback and info.uses_feedback
         self._residuals = [torch.zeros(numel) for _ in range(count)] if kept else None
         self._momentum, self._velocity = momentum, torch.zeros(numel)
         self.steps = 0  # exchanges so far
 
     def _hops(self) -> tuple[str, str]:
-        """The codecs of this step's two hops."""
+        """Return the codecs of this step's two hops."""
         return ("int8", "int8") if self.steps < self._warm_up else self._own
 
     def all_reduce(self, gradients: list[torch.Tensor]) -> torch.Tensor:
-        """The mean of one flat float32 gradient per rank, or its momentum."""
+        """Return the mean of one flat float32 gradient per rank, or its momentum."""
         first, second = self._hops()
         if self._momentum:
             gradients = [(self._velocity * self._momentum).add_(g) for g in gradients]
@@ -72,7 +72,7 @@ class TwoHop:
         return result
 
     def _through(self, spec: str, x: torch.Tensor, rank: int, shard: slice) -> torch.Tensor:
-        """What the other side decodes."""
+        """Return what a receiver decodes."""
         if spec == "fp32":
             return x
         residual = self._residuals[rank][shard] if self._residuals else None
@@ -80,7 +80,7 @@ class TwoHop:
         return torch.from_numpy(thinwire.decode(spec, wire, x.numel()))
 
     def stats(self) -> dict[str, Any]:
-        """The bytes that rank 0 has sent, and those of a ring of fp32."""
+        """Return the bytes that rank 0 has sent, and those of a ring of fp32."""
         sizes = [shard.stop - shard.start for shard in self._shards]
         foreign = len(sizes) - 1
         warm = min(self.steps, self._warm_up)
@@ -99,8 +99,8 @@ class TwoHop:
 
 
 class Workers:
-    """`count` ranks of one group, over the engine. Replicas are identical by the allreduce's
-    contract, which is checked. Used from one thread; close() ends them."""
+    """`count` ranks of one group, over the engine. It checks that results are bit-identical on all
+    ranks, as the allreduce promises. Not thread-safe; close() ends the ranks."""
 
     def __init__(
         self,
@@ -110,7 +110,7 @@ class Workers:
         momentum: float = 0.0,
         feedback: bool = True,
     ) -> None:
-        """momentum: owned by the group, or 0. feedback: what a step loses is kept for the next."""
+        """momentum: that of the group, or 0. feedback: whether residuals are kept."""
         group = f"workers{next(_serial)}"
         config = Config(
             codec=codec, momentum=momentum, lanes=1, min_bytes=0, timeout_s=120, local_group=group
@@ -127,7 +127,8 @@ class Workers:
         self._steps = 0
 
     def all_reduce(self, gradients: list[torch.Tensor]) -> torch.Tensor:
-        """The mean of one flat float32 gradient per rank, or its momentum; they are overwritten."""
+        """Return the mean of one flat float32 gradient per rank, or its momentum. The gradients are
+        overwritten."""
         works = [
             rank.start(g.data_ptr(), g.numel(), "float32", "mean", self._name, self._segments)
             for rank, g in zip(self._ranks, gradients, strict=True)
@@ -143,7 +144,7 @@ class Workers:
         return self._ranks[0].stats()
 
     def codec(self) -> str:
-        """The spec that the codec became: topk may be int4 in a small world."""
+        """Return the spec that the codec became: topk may become int4 in a small world."""
         return self._ranks[0].codec(0)
 
     def close(self) -> None:

@@ -1,12 +1,12 @@
 """Steps of a plain training loop under each order of chunks: fifo and wfbp with a barrier in
-step(), and p3, under which the next forward pass overlaps with what is still on its way, with every
-chunk announced ("p3") and with the order predicted ("p3 planned"). Beside them FSDP2, which keeps
-parameters after the forward pass and sends as many bytes: gradients by reduce-scatters, and the
-changes of parameters by gathers.
+step(), and p3, where the next forward pass overlaps with communication, with every chunk announced
+("p3") and with the order predicted ("p3 planned"). For comparison, FSDP2, which keeps parameters
+after the forward pass and sends as many bytes: gradients by reduce-scatters, and the changes of
+parameters by gathers.
 
 The model is VGG-like: convolutions that take most of the time and have few parameters, then fully
-connected layers with most of them. Batch and link are to be chosen so that communication takes
-about as long as computation, which `alone` (no exchange at all) tells."""
+connected layers with most of the parameters. Choose batch and link so that communication takes
+about as long as computation, which `alone` (no exchange) measures."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from torch import nn
 from bench.harness import Turn
 from bench.subjects.steps import shard
 
-TURN = 24  # steps: the wait for the last exchange, which overlaps with nothing, hardly counts
+TURN = 24  # steps; so many that the last exchange, which overlaps with nothing, hardly counts
 WARM_UP, BATCH, CLASSES = 2, 40, 10
 CODEC = "int4"
 OPTIONS = {"chunk_bytes": 1 << 20, "lanes": 4, "timeout_s": 120.0}
 
 
 def make_model() -> nn.Module:
-    """The same on every rank; of 32 x 32 images."""
+    """Return a model for 32 x 32 images, the same on every rank."""
     torch.manual_seed(0)
     layers: list[nn.Module] = [nn.Unflatten(1, (3, 32, 32))]
     channels = 3
@@ -44,7 +44,7 @@ def make_model() -> nn.Module:
 
 
 def batch_of(step: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Images and classes, other ones on every rank."""
+    """Return images and classes, which differ between ranks."""
     generator = torch.Generator().manual_seed(1000 * step + dist.get_rank())
     x = torch.randn(BATCH, 3 * 32 * 32, generator=generator)
     return x, torch.randint(CLASSES, (BATCH,), generator=generator)
@@ -52,9 +52,9 @@ def batch_of(step: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 @contextlib.contextmanager
 def order(name: str) -> Iterator[Turn]:
-    """One of "fifo", "wfbp", "p3" and "p3 planned"; "fsdp2": reshard_after_forward=False, with both
-    halves compressed; or "alone": no exchange at all. A turn's steps have its mean, with the last
-    exchange waited for."""
+    """Yield a turn of "fifo", "wfbp", "p3" or "p3 planned"; "fsdp2": reshard_after_forward=False,
+    with both halves compressed; or "alone": no exchange. Each step's time is the turn's mean,
+    including the wait for the last exchange."""
     from thinwire.torch import compress
 
     net, compression, step = make_model(), None, 0
@@ -86,7 +86,7 @@ def order(name: str) -> Iterator[Turn]:
 
 
 def _shard(net: nn.Module) -> Any:
-    """Gives a model to FSDP2, and compresses its reduce-scatters and gathers."""
+    """Call fully_shard() on a model, and compress its reduce-scatters and gathers."""
     from thinwire.torch import compress
     from torch.distributed.device_mesh import init_device_mesh
 

@@ -1,8 +1,9 @@
 """Training steps under each framework and each way of exchanging gradients: context managers that
-yield the turn of a warm model (bench/harness.py). A framework is imported where it is used.
+yield the turn of a warmed-up model (bench/harness.py). A framework is imported only when it is
+used.
 
 A way is OWN (the framework's own exchange), BF16 (a communication hook of five lines), ALONE (no
-exchange: the part of a step that no exchange can save), or a codec of ours."""
+exchange: the part of a step that no exchange can save), or a codec of thinwire."""
 
 from __future__ import annotations
 
@@ -23,9 +24,9 @@ from bench.harness import Turn
 LAYERS, BATCH, RATE = 4, 2, 0.01
 WIDTH = 1024  # 16.8 MB of gradients; 256 and 2048 make 1 and 67 MB
 OWN, BF16, ALONE = "plain", "bf16 hook", "alone"
-WARM_UP = 3  # steps that are not counted: DDP lays its buckets out anew in the second
-MEASURING = 75  # more of them for codec="auto", which measures the first steps
-MEASURING_FSDP2 = 131  # as many as it compares codecs for at most, under FSDP2
+WARM_UP = 3  # steps that are not counted; DDP rebuilds its buckets in the second one
+MEASURING = 75  # more such steps with codec="auto", which measures the first steps
+MEASURING_FSDP2 = 131  # likewise under FSDP2: the most steps in which "auto" compares codecs
 chosen: dict[str, dict[str, str]] = {}  # by way: the codec that codec="auto" has chosen
 
 
@@ -43,7 +44,7 @@ class Net(nn.Module):
 
 
 class Batches(Dataset):
-    """As many random samples as the loops of the frameworks ask for."""
+    """A number of random samples for the frameworks' loops."""
 
     def __init__(self, samples: int) -> None:
         self._x = torch.randn(samples, WIDTH)
@@ -71,8 +72,8 @@ def loop(
     warm_up: int = WARM_UP,
     device: str = "cpu",
 ) -> Turn:
-    """The turns of a warm training loop: forward and backward passes, with all exchanges. On a GPU
-    a step ends when its stream has no more work."""
+    """Return the turn of a warmed-up training loop: forward and backward passes, with all
+    exchanges. On a GPU a step ends when its stream has no more work."""
 
     def turn(steps: int) -> list[float]:
         found = []
@@ -83,7 +84,7 @@ def loop(
             if device == "cuda":
                 torch.cuda.synchronize()
             found.append(time.perf_counter() - start)
-            optimizer.step()  # takes the same time in every way
+            optimizer.step()  # not timed: it takes the same time in every way
         return found
 
     turn(warm_up)
@@ -91,14 +92,14 @@ def loop(
 
 
 def _keep(_state: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """A hook that leaves the bucket as it is."""
+    """A hook that leaves the bucket unchanged."""
     done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
     done.set_result(bucket.buffer())
     return done
 
 
 def _bf16(group: dist.ProcessGroup, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """torch's own bf16_compress_hook is refused on Gloo."""
+    """A bf16 hook; torch's bf16_compress_hook does not support Gloo."""
     buffer = bucket.buffer()
     wire = buffer.to(torch.bfloat16)
     sent = dist.all_reduce(wire, group=group, async_op=True).get_future()
@@ -106,13 +107,13 @@ def _bf16(group: dist.ProcessGroup, bucket: dist.GradBucket) -> torch.futures.Fu
 
 
 for _hook in (_keep, _bf16):
-    _hook.__annotations__ = {}  # DDP wants types there, and this file postpones them
+    _hook.__annotations__ = {}  # DDP requires types there, but they are strings in this file
 
 
 def _warm(
     way: str, compression: Any, measuring: int, *of_loop: Any, **options: Any
 ) -> Iterator[Turn]:
-    """The turns of loop(), by whose end a compression is closed. measuring: further steps of the
+    """Yield the turn of loop(), and close the compression afterwards. measuring: more steps of
     warm-up with codec="auto"."""
     auto = way == "auto"
     turn = loop(*of_loop, warm_up=WARM_UP + measuring * auto, **options)
@@ -140,7 +141,7 @@ def ddp(way: str, width: int = WIDTH, device: str = "cpu") -> Iterator[Turn]:
 
 
 def shard(model: nn.Module, layers: Iterable[nn.Module], mesh: Any, **options: Any) -> None:
-    """Gives a model to FSDP2, a layer a unit. options: of fully_shard()."""
+    """Call fully_shard() on a model, with a unit per layer. options: of fully_shard()."""
     from torch.distributed.fsdp import fully_shard
 
     for layer in [*layers, model]:
@@ -149,7 +150,7 @@ def shard(model: nn.Module, layers: Iterable[nn.Module], mesh: Any, **options: A
 
 @contextlib.contextmanager
 def fsdp2(way: str, width: int = WIDTH, **options: Any) -> Iterator[Turn]:
-    """options: of fully_shard(), but gather, of compress()."""
+    """Yield the turn with FSDP2. options: of fully_shard(), except gather, of compress()."""
     from thinwire.torch import compress
     from torch.distributed.device_mesh import init_device_mesh
 
@@ -175,7 +176,8 @@ def accelerate(way: str) -> Iterator[Turn]:
 
 @contextlib.contextmanager
 def horovod(way: str) -> Iterator[Turn]:
-    """Horovod itself is not here: its own exchange is Compression.none of the same API."""
+    """Yield the turn with thinwire.horovod. Horovod itself is not used: OWN is Compression.none of
+    the same API."""
     import thinwire.horovod as hvd
 
     hvd.init()
@@ -186,7 +188,7 @@ def horovod(way: str) -> Iterator[Turn]:
     )
 
     def backward(loss: torch.Tensor) -> None:
-        """step() would wait for the exchange, behind the end of what is measured."""
+        """Wait for the exchange in backward(): step(), which would wait, is not timed."""
         loss.backward()
         optimizer.synchronize()
 
@@ -195,7 +197,7 @@ def horovod(way: str) -> Iterator[Turn]:
 
 @contextlib.contextmanager
 def lightning(way: str) -> Iterator[Turn]:
-    """A Trainer for each turn, which warms up first."""
+    """Yield the turn with Lightning: a Trainer for each turn, which warms up first."""
     from lightning.fabric.plugins.environments import TorchElasticEnvironment
     from lightning.pytorch import LightningModule, Trainer
     from lightning.pytorch.callbacks import LambdaCallback
@@ -232,7 +234,7 @@ def lightning(way: str) -> Iterator[Turn]:
 
 @contextlib.contextmanager
 def transformers(way: str) -> Iterator[Turn]:
-    """A Trainer for each turn, as for Lightning."""
+    """Yield the turn with transformers: a Trainer for each turn, as with Lightning."""
     from thinwire.transformers import ThinwireCallback
     from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
@@ -271,9 +273,9 @@ def transformers(way: str) -> Iterator[Turn]:
 FRAMEWORKS = {
     "DDP": ddp,
     "FSDP2": fsdp2,
-    # Parameters are gathered once a step.
+    # Parameters are gathered once per step.
     "FSDP2, reshard_after_forward=False": lambda way: fsdp2(way, reshard_after_forward=False),
-    # Differences of parameters are gathered with the same codec as gradients, on request.
+    # Differences of parameters are gathered with the gradients' codec.
     "FSDP2, gather=": lambda way: fsdp2(way, gather=way),
     "Lightning": lightning,
     "Accelerate": accelerate,

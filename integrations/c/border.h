@@ -1,5 +1,5 @@
-// The border: the types behind the opaque handles of thinwire.h. Calls are checked, and
-// absl::Status becomes a tw_status and a message, here and nowhere else.
+// The types behind the opaque handles of thinwire.h. Only the code in this folder checks calls and
+// turns absl::Status into a tw_status and a message.
 #ifndef THINWIRE_INTEGRATIONS_C_BORDER_H_
 #define THINWIRE_INTEGRATIONS_C_BORDER_H_
 
@@ -26,11 +26,11 @@
 namespace thinwire {
 
 // A forked child has a copy of every object and shares its connections, but has none of its
-// threads, and locks that those threads held stay held. So a child neither uses the copy nor takes
-// it apart: an object keeps the process that made it, its `home`.
+// threads, and locks that those threads held stay held. So a child must neither use nor destroy
+// the copy. Each object keeps the id of the process that created it, its `home`.
 inline bool IsHome(pid_t home) { return getpid() == home; }
 
-// InvalidArgument in a forked child. what: the object, in a word.
+// Returns InvalidArgument in a forked child. what: the object's kind, in one word.
 absl::Status CheckHome(pid_t home, const char* what = "communicator");
 
 }  // namespace thinwire
@@ -39,9 +39,9 @@ struct tw_comm {
   int rank = 0;
   int size = 1;
   bool on_device = false;
-  std::string transport;  // what the data runs on, in words
+  std::string transport;  // text for tw_comm_transport
   bool matches_by_order = false;
-  std::string topology;  // the way of dense allreduces, in words
+  std::string topology;  // text for tw_comm_topology
   tw_nodes nodes = {};
   std::unique_ptr<thinwire::Engine> engine;
   const pid_t home = getpid();
@@ -59,38 +59,37 @@ tw_status ToC(const absl::Status& status);
 
 const char* LastError();
 
-// The way back, for a reason that comes from the caller. A number that is no status is Internal.
+// Converts a caller's status and message. Internal for a number that is no tw_status.
 absl::Status FromC(tw_status status, std::string_view message);
 
-// C strings: of callers, of which null means empty, and for callers.
+// Reads a caller's C string; null means empty.
 inline std::string_view TextOf(const char* text) { return text == nullptr ? "" : text; }
 
-// Copies the text and its NUL. InvalidArgument, in which it is called `what`, if the caller's room
-// is too small.
+// Copies the text and its NUL to `room`. InvalidArgument, which names `what`, if `capacity` is too
+// small.
 absl::Status WriteText(const char* what, const std::string& text, char* room, size_t capacity);
 
-// InvalidArgument if `function` got a null pointer, or in a child that was forked from the process
-// of the communicator.
+// InvalidArgument if `function` got a null pointer, or in a forked child of the communicator's
+// process.
 absl::Status CheckComm(const char* function, const tw_comm* comm,
                        std::initializer_list<const void*> pointers = {});
 
-// InvalidArgument for more structs or pointers in a caller's array than anybody has: `what` would
-// be read far beyond it. Elements of tensors have a limit of their own (CheckElements).
+// InvalidArgument if `count`, the caller's length of the array `what` of structs or pointers, is
+// implausibly large: reading it would run far beyond the array. CheckElements limits the elements
+// of tensors.
 absl::Status CheckItems(const char* what, size_t count);
 
-// The same for a collective, and for its dtype, op and stream.
+// InvalidArgument for a wrong communicator, dtype, op or stream of a collective.
 absl::Status CheckCall(const tw_comm* comm, tw_dtype dtype, tw_op op, const void* stream);
 
-// A Store whose set and get are the C caller's functions.
+// Returns a Store whose set and get call the C caller's functions.
 std::shared_ptr<Store> MakeCallbackStore(const tw_store& callbacks);
-
-// Views that all calls on a communicator share.
 
 inline TensorView ViewOf(const void* data, size_t count, tw_dtype dtype) {
   return {const_cast<void*>(data), count, static_cast<DType>(dtype)};
 }
 
-// The segments of a call, and the numbers of those that this rank has no gradient for.
+// The segments of a call; absent: the numbers of those that this rank has no gradient for.
 struct CallSegments {
   std::vector<Segment> segments;
   std::vector<uint32_t> absent;

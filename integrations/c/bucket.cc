@@ -9,7 +9,7 @@ struct tw_bucket {
   tw_comm* comm = nullptr;
   std::shared_ptr<const thinwire::Bucket> bucket;
   tw_bucket_info info{};
-  thinwire::UsePtr work;  // started and not waited for
+  thinwire::UsePtr work;  // the use that was started and not waited for yet, or null
   const pid_t home = getpid();
 };
 
@@ -100,7 +100,7 @@ tw_status tw_bucket_create(tw_comm* comm, const tw_bucket_info* info, tw_bucket*
                               .shape = thinwire::TextOf(info->shape)});
   if (!registered.ok()) return ToC(registered.status());
   auto made = std::make_unique<tw_bucket>(tw_bucket{comm, *std::move(registered), *info, nullptr});
-  // The description's own pointers are the caller's, and are not kept.
+  // These pointers are to the caller's memory, which may go after this call.
   made->info.name = nullptr;
   made->info.segments = nullptr;
   made->info.shape = nullptr;

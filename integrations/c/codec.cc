@@ -1,5 +1,5 @@
-// All that needs no communicator: compress/codec_info.h for callers of the C interface, and shards
-// of compress/FORMAT.md.
+// The functions that need no communicator: information about codecs (compress/codec_info.h), and
+// encoding and decoding of shards (compress/FORMAT.md).
 #include <algorithm>
 #include <cstring>
 
@@ -22,7 +22,7 @@ absl::StatusOr<CodecPair> Parse(const char* spec) {
   return CodecPair::Parse(spec);
 }
 
-// The first hop's codec of a spec, which fits so many elements.
+// The first hop's codec of a spec. InvalidArgument if n is above the limit of elements.
 absl::StatusOr<CodecSpec> ParseFor(const char* spec, size_t n) {
   const absl::StatusOr<CodecPair> parsed = Parse(spec);
   if (!parsed.ok()) return parsed.status();
@@ -44,7 +44,7 @@ void CopyText(const std::string& text, char (&to)[kCapacity]) {
   to[length] = '\0';
 }
 
-// Fills as much of the caller's struct as the caller knows.
+// Copies to->struct_size bytes at most: a caller with an older header has fewer fields.
 template <typename Struct>
 absl::Status Give(Struct made, const char* what, Struct* to) {
   if (to == nullptr || to->struct_size < sizeof(size_t)) {

@@ -45,7 +45,7 @@ tw_status WaitFor(tw_work* work, Wait wait) {
   return ToC(wait(*owned->work));
 }
 
-// The elements of all ranks; what no size_t holds is too many in any case.
+// count * size; SIZE_MAX, which the checks refuse, if that overflows.
 size_t OfAllRanks(size_t count, const tw_comm* comm) {
   const size_t size = comm == nullptr ? 1 : comm->size;
   return count > SIZE_MAX / size ? SIZE_MAX : count * size;

@@ -18,7 +18,8 @@
 namespace thinwire {
 namespace {
 
-// Sets who this rank is, and the one of three places that the caller set.
+// Sets rank, size, group and the place where the ranks meet: the first that the caller has set of
+// store, local_group and store_path.
 absl::Status SetPlace(const tw_options& in, JoinOptions& out) {
   out.rank = in.rank;
   out.size = in.size;
@@ -37,7 +38,7 @@ absl::Status SetPlace(const tw_options& in, JoinOptions& out) {
   return absl::OkStatus();
 }
 
-// Null for the host.
+// Returns null for the host.
 absl::StatusOr<std::shared_ptr<Device>> DeviceOf(const tw_options& in) {
   const std::string name = std::string(TextOf(in.device));
   if (name.empty() || name == "cpu") return std::shared_ptr<Device>();
@@ -48,7 +49,7 @@ absl::StatusOr<std::shared_ptr<Device>> DeviceOf(const tw_options& in) {
                       absl::StrCat("rank ", in.rank, ": ", device.status().message()));
 }
 
-// The rest of `out`, of which the place is set.
+// Sets all fields of `out` but those of SetPlace().
 absl::Status Parse(const tw_options& in, JoinOptions& out) {
   if (in.size < 1 || in.rank < 0 || in.rank >= in.size || in.timeout_ms < 0) {
     return absl::InvalidArgumentError(
@@ -111,7 +112,7 @@ class CallbackStore final : public Store {
   }
 
  private:
-  // More than any value of ours: the longest is a handshake's, which names all codecs.
+  // Larger than any value that ranks store. The longest is a handshake's, which names all codecs.
   static constexpr size_t kCapacity = size_t{1} << 20;
 
   static int Remaining(Deadline deadline) {
@@ -123,7 +124,7 @@ class CallbackStore final : public Store {
   const tw_store callbacks_;
 };
 
-// Parses the options, compares them with the other ranks', connects.
+// Parses the options, compares them with the other ranks' options, and connects.
 absl::StatusOr<std::unique_ptr<tw_comm>> MakeCommunicator(const tw_options& in) {
   JoinOptions options;
   const absl::Status no_place = SetPlace(in, options);
@@ -163,7 +164,7 @@ void tw_options_init_sized(tw_options* options, size_t struct_size) {
   options->size = 1;
 }
 
-// The parentheses keep the header's macro away.
+// The parentheses keep the header's macro from being expanded.
 void(tw_options_init)(tw_options* options) {
   tw_options_init_sized(options, thinwire::kFirstOptionsSize);
 }
@@ -199,7 +200,8 @@ tw_status tw_comm_fail(tw_comm* comm, tw_status status, const char* reason) {
 }
 
 void tw_comm_destroy(tw_comm* comm) {
-  // A goodbye of a forked child would be its parent's, and the threads to join are not there.
+  // In a forked child a goodbye would end the parent's connections, and the threads to join are
+  // missing.
   if (comm != nullptr && thinwire::IsHome(comm->home)) delete comm;
 }
 

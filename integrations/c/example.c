@@ -1,4 +1,4 @@
-/* A plain allreduce, replaced: compare the two lines that are marked.
+/* tw_all_reduce in place of ncclAllReduce; the line marked "before" is the call that it replaces.
  *
  *   at=$(mktemp -d); for r in 0 1; do build/integrations/c/c_example $r 2 $at & done; wait
  */

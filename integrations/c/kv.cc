@@ -166,7 +166,7 @@ absl::Status CheckTensor(const char* function, const tw_kv* kv, const char* key,
   return absl::InvalidArgumentError(absl::StrCat(function, ", key '", key, "': ", wrong));
 }
 
-// With no rows, the pointers may be null.
+// With row_count 0, `rows` and `data` may be null.
 absl::Status CheckRows(const char* function, const tw_kv* kv, const char* key, const int64_t* rows,
                        size_t row_count, const void* data, size_t count, tw_dtype dtype) {
   const char none = 0;

@@ -14,7 +14,7 @@
 namespace thinwire {
 namespace {
 
-// One of `kinds` by its name; the first one for no name.
+// The one of `kinds` that is named `text`; the first of them for an empty name.
 template <typename Kind>
 absl::StatusOr<Kind> ParseKind(const char* what, const char* text,
                                std::initializer_list<Kind> kinds) {
@@ -43,7 +43,7 @@ absl::StatusOr<std::vector<CodecPair>> ParseCodecs(const std::string& specs) {
   return codecs;
 }
 
-// A larger size is taken for an uninitialised one. No struct will ever come near to it.
+// struct_size from this value on is taken for an uninitialised field; all structs stay far smaller.
 constexpr size_t kImplausibleSize = 4096;
 
 // The first release's tw_simulation ended with `steps`, an int that was padded to 8 bytes.
@@ -51,7 +51,7 @@ constexpr size_t kFirstSimulationSize = offsetof(tw_simulation, steps) + sizeof(
 
 struct Sizes {
   const char* name;       // of the struct
-  size_t first, current;  // of the first release, and of this library
+  size_t first, current;  // bytes in the first release, and in this library
 };
 
 absl::Status CopySized(const Sizes& sizes, const void* caller, void* copy) {
@@ -132,7 +132,7 @@ absl::StatusOr<Options> ParseOptions(const tw_options& in) {
   if (in.lanes != 0) out.lanes = in.lanes;
   if (in.chunk_bytes != 0) {
     out.chunk_bytes = in.chunk_bytes;
-    out.least_message_bytes = 0;  // what the caller says holds in every world
+    out.least_message_bytes = 0;  // the caller's chunk_bytes is not enlarged in large worlds
   } else if (out.policy == Policy::kP3) {
     out.chunk_bytes = kOvertakenChunk;
   }

@@ -1,4 +1,4 @@
-// tw_simulate: what a training step would take on a link, without either.
+// tw_simulate: predicts how long a training step takes on a link.
 #include <cmath>
 #include <optional>
 #include <utility>
@@ -15,9 +15,9 @@ namespace {
 
 namespace sim = thinwire::sim;
 
-// Steps at the beginning that are not counted. A prediction takes some to learn the link's rate.
+// First steps that are not counted. Predicting the order needs more, to learn the link's rate.
 constexpr int kWarmup = 2, kPredictedWarmup = 10;
-// Latencies of a hop on Gloo: the receiver says that it is ready, and then the bytes come.
+// One-way latencies of a hop on Gloo: the receiver's ready notice, then the bytes.
 constexpr int kHopLatencies = 2;
 
 bool IsSeconds(double value) { return std::isfinite(value) && value >= 0.0; }

@@ -1,4 +1,4 @@
-// tw_comm_stats, tw_residual_*: what a communicator has done and what it remembers.
+// tw_comm_stats, tw_residual_*: a communicator's counters, residuals and momentum.
 #include <string>
 #include <vector>
 
@@ -11,7 +11,8 @@ using thinwire::ToC;
 
 namespace {
 
-// The arrays of the ABI as ErrorFeedback takes them, or the error of one that can't be.
+// Converts the caller's arrays for ErrorFeedback. InvalidArgument for a null pointer or too many
+// elements.
 absl::StatusOr<std::vector<thinwire::StateArray>> ToArrays(const char* call,
                                                            const tw_residual_array* arrays,
                                                            size_t count) {
@@ -31,7 +32,7 @@ absl::StatusOr<std::vector<thinwire::StateArray>> ToArrays(const char* call,
   return converted;
 }
 
-// The same of one parameter; momentum may be null.
+// The same for the arrays of one parameter; momentum may be null.
 std::vector<thinwire::StateArray> ArraysOf(const char* name, float* first, float* second,
                                            float* momentum, size_t numel) {
   std::vector<thinwire::StateArray> arrays = {{name, thinwire::kFirstHop, {first, numel}},
@@ -131,7 +132,7 @@ tw_status tw_residual_set(tw_comm* comm, const char* name, const float* first, c
   if (absl::Status bad = CheckComm("tw_residual_set", comm, {name, first, second}); !bad.ok())
     return ToC(bad);
   if (absl::Status bad = thinwire::CheckElements(numel); !bad.ok()) return ToC(bad);
-  // Import only reads.
+  // The const_casts are safe because Import only reads.
   const auto arrays = ArraysOf(name, const_cast<float*>(first), const_cast<float*>(second),
                                const_cast<float*>(momentum), numel);
   return ToC(comm->engine->error_feedback().Import(arrays, static_cast<float>(comm->size)));

@@ -1,6 +1,6 @@
 """Accelerate: torchrun --nproc-per-node 2 accelerate_loop.py
 
-The lines that end in `# thinwire` are all that differs from the uncompressed program."""
+Only the lines that end in `# thinwire` differ from the uncompressed program."""
 
 import thinwire.torch as tw  # thinwire
 import torch

@@ -1,6 +1,6 @@
 """Hugging Face's Trainer: torchrun --nproc-per-node 2 hf_trainer.py
 
-The lines that end in `# thinwire` are all that differs from the uncompressed program."""
+Only the lines that end in `# thinwire` differ from the uncompressed program."""
 
 import torch
 from thinwire.transformers import ThinwireCallback  # thinwire

@@ -52,7 +52,7 @@ def main() -> None:
         if Path(file.format(epoch)).exists():
             found = epoch
             break
-    # Only rank 0 looks at its disk, and tells the others.
+    # Only rank 0 looks for the files, and sends the result to the others.
     first = hvd.broadcast(torch.tensor(found), root_rank=0, name="first epoch").item()
 
     torch.manual_seed(1 + hvd.rank())

@@ -1,7 +1,7 @@
 """Lightning's Trainer, which starts two ranks itself: python lightning_trainer.py
 
-The lines that end in `# thinwire` are all that differs from the uncompressed program; where one
-takes another's place, that one stands behind `was:`."""
+Only the lines that end in `# thinwire` differ from the uncompressed program; a line that one of
+them replaces is after `was:`."""
 
 import torch
 from lightning.pytorch import LightningModule, Trainer, seed_everything

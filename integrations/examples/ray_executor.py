@@ -1,4 +1,4 @@
-"""thinwire.ray.Executor: train on two of Ray's workers; one is killed, and new ones go on from the
+"""thinwire.ray.Executor: train on two Ray workers; one is killed, and new ones continue from the
 checkpoint.
 
 python integrations/examples/ray_executor.py"""
@@ -49,7 +49,7 @@ class Trainer:
         return loss.item()
 
     def save(self) -> dict[str, Any]:
-        """All ranks call it; rank 0's has the residuals of all."""
+        """Return a checkpoint. All ranks call it; rank 0's has the residuals of all."""
         return {"model": self.model.state_dict(), "thinwire": self.state.gathered_state_dict()}
 
 

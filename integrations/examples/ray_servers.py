@@ -1,5 +1,5 @@
-"""thinwire.ray.Executor with a parameter server: two of Ray's workers train with bounded staleness.
-Ray restarts the server and workers that die.
+"""thinwire.ray.Executor with a parameter server: two Ray workers train with bounded staleness. Ray
+restarts the server and workers that die.
 
 python integrations/examples/ray_servers.py FOLDER_OF_THE_JOURNAL"""
 
@@ -16,7 +16,7 @@ WIDTH, BATCH, STEPS = 128, 32, 100
 
 
 def train(steps: int) -> tuple[float, float]:
-    """Called on each worker, and again from here on one that died: it joins the run."""
+    """Called on each worker, and again on a restarted worker, which joins the run."""
     torch.manual_seed(1)
     model = torch.nn.Sequential(
         torch.nn.Linear(WIDTH, WIDTH), torch.nn.Tanh(), torch.nn.Linear(WIDTH, 1)
@@ -42,7 +42,7 @@ def main(folder: str) -> None:
         2,
         num_servers=1,
         cpus_per_server=1,
-        journal=folder,  # else a server that dies ends the run
+        journal=folder,  # without a journal, a server that dies ends the run
         max_worker_restarts=10,  # for modes async and ssp
         env_vars={"OMP_NUM_THREADS": "1", "THINWIRE_TIMEOUT_S": "60"},  # of workers and servers
     )

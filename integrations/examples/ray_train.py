@@ -1,6 +1,6 @@
 """Ray Train: python ray_train.py
 
-The lines that end in `# thinwire` are all that differs from the uncompressed program."""
+Only the lines that end in `# thinwire` differ from the uncompressed program."""
 
 import ray
 import ray.train

@@ -1,4 +1,4 @@
-"""Three ranks train with DDP; one is killed in mid-step, and the other two go on, as processes.
+"""Three ranks train with DDP; one is killed during a step, and the other two continue.
 
 python integrations/examples/recover.py"""
 
@@ -15,7 +15,7 @@ from thinwire.torch import check_replicas, compress, hook
 from torch.nn.parallel import DistributedDataParallel
 
 RANKS, STEPS, KILLED_IN, WIDTH, BATCH = 3, 60, 20, 128, 32
-SETTLE_S = 3.0  # all ranks hear of a failure well within this time
+SETTLE_S = 3.0  # seconds; all ranks get the error of a failure well within this time
 
 
 def join(store: dist.Store, generation: int, ranks: list[int], me: int) -> None:
@@ -24,7 +24,7 @@ def join(store: dist.Store, generation: int, ranks: list[int], me: int) -> None:
 
 
 def who_is_left(store: dist.Store, generation: int, ranks: list[int], me: int) -> list[int]:
-    """Every rank that is alive says so; a launcher or a scheduler may know it better."""
+    """Find the ranks that are alive, by their own reports; a launcher may know better."""
     store.set(f"alive {generation} {me}", "")
     time.sleep(SETTLE_S)
     return [rank for rank in ranks if store.check([f"alive {generation} {rank}"])]
@@ -35,7 +35,7 @@ def make_model(me: int) -> torch.nn.Module:
     model = torch.nn.Sequential(
         torch.nn.Linear(WIDTH, WIDTH), torch.nn.Tanh(), torch.nn.Linear(WIDTH, 1)
     )
-    torch.manual_seed(100 + me)  # other data on every rank
+    torch.manual_seed(100 + me)  # different data on every rank
     return model
 
 
@@ -58,7 +58,7 @@ def train(me: int, port: int) -> None:
             loss.backward()
             optimizer.step()
             step += 1
-        except RuntimeError as error:  # thinwire's errors are, and those of torch's own collectives
+        except RuntimeError as error:  # of thinwire, or of torch's own collectives
             print(f"rank {me}, step {step}: {type(error).__name__}: {error}", flush=True)
             generation += 1
             ranks = who_is_left(store, generation, ranks, me)

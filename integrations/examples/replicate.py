@@ -1,6 +1,6 @@
 """torch's composable replicate(): torchrun --nproc-per-node 2 replicate.py
 
-The lines that end in `# thinwire` are all that differs from the uncompressed program."""
+Only the lines that end in `# thinwire` differ from the uncompressed program."""
 
 import thinwire.torch as tw  # thinwire
 import torch
@@ -13,7 +13,7 @@ model = torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.Tanh(), torch.nn
 replicate(model)
 tw.compress(model, codec="int4")  # thinwire
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-torch.manual_seed(100 + dist.get_rank())  # other data on every rank
+torch.manual_seed(100 + dist.get_rank())  # different data on every rank
 for _ in range(100):
     x = torch.randn(64, 256)
     loss = (model(x) - x[:, :8].sum(1, keepdim=True) / 8**0.5).square().mean()

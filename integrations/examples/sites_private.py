@@ -1,9 +1,9 @@
 """Differential privacy inside each site: torchrun --nproc-per-node 2 sites_private.py
 
-Every rank is a site with records of its own. Opacus (pip install thinwire[dp]) clips and blurs the
-gradient of each record (DP-SGD, arXiv 1607.00133), and LocalSGD exchanges what is learned every 16
-steps. Whatever a site sends is made from its blurred gradients and from what others have sent, so
-the site's epsilon holds for all its updates, whatever the codec and error feedback do with them."""
+Every rank is a site with its own records. Opacus (pip install thinwire[dp]) clips the gradient of
+each record and adds noise (DP-SGD, arXiv 1607.00133), and LocalSGD exchanges updates every 16
+steps. A site's messages depend only on its noisy gradients and on messages of others, so the site's
+epsilon holds for all its updates, with any codec and error feedback."""
 
 import argparse
 
@@ -19,7 +19,7 @@ chosen = arguments.parse_args()
 RECORDS, BATCH, DELTA = 4096, 256, 1e-5
 
 dist.init_process_group("gloo")
-torch.manual_seed(100 + dist.get_rank())  # other records in every site
+torch.manual_seed(100 + dist.get_rank())  # different records in every site
 x = torch.randn(RECORDS, 64)
 records = torch.utils.data.TensorDataset(x, (x[:, :8].sum(1) > 0).long())
 model = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.Tanh(), torch.nn.Linear(128, 2))
@@ -32,11 +32,11 @@ private, private_optimizer, batches = engine.make_private(
     noise_multiplier=chosen.noise,
     max_grad_norm=1.0,
 )
-# The weight is the same in every round: sizes of batches are drawn, and would say something of the
-# records. The optimizer is the one inside Opacus's, which steps once a batch.
+# The weight is the same in every round, because the random batch sizes would reveal something about
+# the records. The optimizer is the one inside Opacus's, which steps once per batch.
 with sites.LocalSGD(sites.static(), model, optimizer, sync_every=16, codec="int4", weight=1.0):
     for _ in range(chosen.epochs):
-        for features, labels in batches:  # RECORDS / BATCH draws, in every site as many
+        for features, labels in batches:  # RECORDS / BATCH draws, the same number in every site
             private_optimizer.zero_grad()
             torch.nn.functional.cross_entropy(private(features), labels).backward()
             private_optimizer.step()

@@ -18,7 +18,7 @@ WIDTH, EPOCHS, BATCHES, BATCH = 128, 8, 20, 32
 
 def main(folder: str, resume: str = "") -> None:
     set_seed(1)
-    # As in train_lightning.py: for bits that a resumed run has as well.
+    # So that a resumed run has the same bits: see train_lightning.py.
     ddp = DistributedDataParallelKwargs(find_unused_parameters=True)
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2, kwargs_handlers=[ddp])
     x = torch.randn(2 * BATCHES * BATCH, WIDTH)

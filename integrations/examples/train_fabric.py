@@ -17,7 +17,7 @@ WIDTH, EPOCHS, BATCHES, BATCH = 128, 8, 20, 32
 
 
 def main(folder: str, resume_from: str | None = None) -> None:
-    # As in train_lightning.py: for bits that a resumed run has as well.
+    # So that a resumed run has the same bits: see train_lightning.py.
     strategy = ThinwireFabricStrategy(codec="int4", min_bytes=0, find_unused_parameters=True)
     fabric = Fabric(strategy=strategy, accelerator="cpu", devices=2)
     fabric.launch()

@@ -37,8 +37,8 @@ def main(folder: str, resume_from: str | None = None) -> None:
     seed_everything(1, verbose=False)
     x = torch.randn(2 * BATCHES * BATCH, WIDTH)
     y = x[:, :8].sum(1, keepdim=True) / 8**0.5
-    # find_unused_parameters keeps DDP from laying its buckets out anew after the first step, so
-    # that a resumed run has the same bits; without it nothing is lost either.
+    # find_unused_parameters keeps DDP from rebuilding its buckets after the first step, so that a
+    # resumed run has the same bits. Without it no residual is lost, either.
     strategy = ThinwireStrategy(codec="int4", min_bytes=0, find_unused_parameters=True)
     trainer = Trainer(
         strategy=strategy, accelerator="cpu", devices=2, max_epochs=EPOCHS,

@@ -1,5 +1,5 @@
-"""Ray Train: a TorchTrainer whose worker is killed goes on from its checkpoint, residuals included.
-What it does again has the bits of the first time.
+"""Ray Train: a TorchTrainer whose worker is killed continues from its checkpoint, including
+residuals. The repeated steps have the same bits as the first time.
 
 python integrations/examples/train_ray.py FOLDER"""
 
@@ -32,7 +32,7 @@ def train(config: dict[str, str]) -> None:
     model = torch.nn.Sequential(
         torch.nn.Linear(WIDTH, WIDTH), torch.nn.Tanh(), torch.nn.Linear(WIDTH, 1)
     )
-    # As in train_lightning.py: for bits that a resumed run has as well.
+    # So that a resumed run has the same bits: see train_lightning.py.
     ddp = prepare_model(model, parallel_strategy_kwargs={"find_unused_parameters": True})
     state = compress(ddp, codec="int4", min_bytes=0, timeout_s=10)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -44,7 +44,7 @@ def train(config: dict[str, str]) -> None:
         state.load_state_dict(saved["thinwire"])
         first = saved["epoch"]
     for epoch in range(first, EPOCHS):
-        torch.manual_seed(100 * epoch + rank)  # other data on every rank
+        torch.manual_seed(100 * epoch + rank)  # different data on every rank
         for batch in range(BATCHES):
             if (epoch, batch, rank) == (KILLED_IN, SEEN, 0):
                 with open(config["seen"], "a") as file:

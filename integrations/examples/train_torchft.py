@@ -1,4 +1,4 @@
-"""torchft: two replicas train with a compressed allreduce; one is killed, and the other goes on.
+"""torchft: two replicas train with a compressed allreduce; one is killed, and the other continues.
 
 python integrations/examples/train_torchft.py"""
 
@@ -34,9 +34,9 @@ def train(replica: int, lighthouse: str, all_are_here: Barrier) -> None:
         store_addr="127.0.0.1", store_port=store.port, timeout=datetime.timedelta(seconds=20),
     )  # fmt: skip
     ddp, optimizer = DistributedDataParallel(manager, model), Optimizer(manager, sgd)
-    torch.manual_seed(100 + replica)  # other data on every replica
+    torch.manual_seed(100 + replica)  # different data on every replica
     losses, ratio, sizes = [], 1.0, set()
-    all_are_here.wait()  # or the first might be done when the second one has started
+    all_are_here.wait()  # else the first might finish before the second has started
     while manager.current_step() < STEPS:
         if replica == 1 and manager.current_step() == KILLED_IN:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -44,7 +44,7 @@ def train(replica: int, lighthouse: str, all_are_here: Barrier) -> None:
         optimizer.zero_grad()
         loss = (ddp(x) - x[:, :8].sum(1, keepdim=True) / 8**0.5).square().mean()
         loss.backward()
-        optimizer.step()  # only if all replicas have had all gradients
+        optimizer.step()  # only if all replicas have got all gradients
         losses.append(loss.item())
         sizes.add(group.size())
         ratio = max(ratio, group.stats()["ratio"] if group.size() > 1 else 1.0)

@@ -1,4 +1,4 @@
-"""Hugging Face's Trainer: one callback more.
+"""Hugging Face's Trainer with one more callback.
 
 torchrun --nproc-per-node 2 integrations/examples/train_transformers.py FOLDER [resume]"""
 
@@ -15,7 +15,7 @@ SAMPLES, LENGTH, STEPS = 512, 16, 40
 
 
 class Sentences(Dataset):
-    """Sentences of random words; the label says which half of the words most are from."""
+    """Sentences of random words; the label tells from which half of the words most of them are."""
 
     def __init__(self) -> None:
         generator = torch.Generator().manual_seed(1)

@@ -1,6 +1,6 @@
 """thinwire: gradient compression that makes data-parallel training fast on slow links.
 
-`thinwire.torch` has the hook for PyTorch's DistributedDataParallel; this module has the codecs."""
+`thinwire.torch` compresses the gradients of PyTorch models; this module has the codecs."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ __all__ = [
 
 
 def version() -> str:
-    """The C library's version, e.g. "0.1.0"."""
+    """Return the C library's version, such as "0.1.0"."""
     return _library.load().tw_version().decode()
 
 
 def simd_target() -> str:
-    """The instruction set that the codecs use here: "AVX3", "AVX2", ..."""
+    """Return the instruction set that the codecs use on this machine: "AVX3", "AVX2", ..."""
     return _library.load().tw_simd_target().decode()

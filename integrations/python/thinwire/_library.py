@@ -1,4 +1,5 @@
-"""libthinwire.so: where it is, and its functions as integrations/c/thinwire.h declares them."""
+"""libthinwire.so: finds and loads it; its structs and functions are those of
+integrations/c/thinwire.h."""
 
 from __future__ import annotations
 
@@ -311,7 +312,7 @@ _ARGUMENTS: dict[str, list[object]] = {
 
 
 def candidates() -> list[Path]:
-    """Where the library is looked for, in order; the first that exists is taken."""
+    """Return the paths of the library in the order of the search; the first that exists is used."""
     named = config.library_path()
     if named is not None:
         return [named]
@@ -323,7 +324,7 @@ def candidates() -> list[Path]:
 
 
 def path() -> Path:
-    """The library's file. UnavailableError if there is none."""
+    """Return the library's file. UnavailableError if there is none."""
     for candidate in candidates():
         if candidate.is_file():
             return candidate
@@ -336,7 +337,8 @@ def path() -> Path:
 
 @functools.cache
 def load() -> ctypes.CDLL:
-    """The library, loaded once. UnavailableError if it is missing or does not fit."""
+    """Return the library, which is loaded once. UnavailableError if it is missing or of another
+    version."""
     file = path()
     try:
         library = ctypes.CDLL(str(file))
@@ -353,7 +355,7 @@ def load() -> ctypes.CDLL:
 
 
 def options_of(settings: config.Config) -> Options:
-    """tw_options with these settings; rank, size and the store are the caller's to fill in."""
+    """Return tw_options with these settings; the caller sets rank, size and the store."""
     options = Options()
     load().tw_options_init_sized(ctypes.byref(options), ctypes.sizeof(options))
     for option in FIELDS:
@@ -364,7 +366,7 @@ def options_of(settings: config.Config) -> Options:
 
 
 def cuda_devices(cuda_library: str | None = None) -> int:
-    """How many GPUs can be used. UnavailableError, and why, if none can."""
+    """Return the number of usable GPUs. UnavailableError, with the reason, if there is none."""
     count = c_int()
     named = None if cuda_library is None else cuda_library.encode()
     check(load().tw_cuda_device_count(named, ctypes.byref(count)))
@@ -372,18 +374,19 @@ def cuda_devices(cuda_library: str | None = None) -> int:
 
 
 def ucx_version(ucx_library: str | None = None) -> str:
-    """The version of UCX that would be used. UnavailableError, and why, if there is none."""
+    """Return the version of UCX that would be used. UnavailableError, with the reason, if none."""
     return _version(load().tw_ucx_version, ucx_library)
 
 
 def zmq_version(zmq_library: str | None = None) -> str:
-    """The version of ZeroMQ that a store would use. UnavailableError, and why, if there is none."""
+    """Return the version of ZeroMQ that a store would use. UnavailableError, with the reason, if
+    there is none."""
     return _version(load().tw_zmq_version, zmq_library)
 
 
 def nccl_version(nccl_library: str | None = None) -> str:
-    """The version of NCCL that would be used, which is loaded. UnavailableError, and why, if there
-    is none."""
+    """Load the NCCL that would be used, and return its version. UnavailableError, with the reason,
+    if there is none."""
     return _version(load().tw_nccl_version, nccl_library)
 
 
@@ -395,7 +398,8 @@ def _version(function: Callable[..., int], library: str | None) -> str:
 
 
 def check(status: int) -> None:
-    """Raises the typed error of a tw_status of the call that this thread has just made."""
+    """Raise the typed error for the tw_status of the last call on this thread, unless it is
+    TW_OK."""
     if status != 0:
         message = load().tw_last_error().decode(errors="replace")
         raise errors.from_status(status, message)

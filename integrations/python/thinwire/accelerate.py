@@ -1,4 +1,4 @@
-"""Accelerate 1: prepare() with compressed gradients."""
+"""For Accelerate 1: prepare() with compressed gradients."""
 
 from __future__ import annotations
 
@@ -15,12 +15,22 @@ from thinwire.torch.exchange.rules import check_no_momentum
 
 
 def prepare(accelerator: Accelerator, *objects: Any, **options: Any) -> tuple[Any, ...]:
-    """accelerator.prepare(*objects), then compress() of the DDP model among them.
+    """Call accelerator.prepare(*objects), then compress() on the DDP model among them.
 
-    options: codec and others of compress(); not momentum. Returns the prepared objects in their
-    order, and behind them the State; None in a program of one process, where nothing is exchanged.
-    The residuals of all ranks go into save_state() and come back from load_state(), in any world
-    size. InvalidArgumentError if there are several processes and not one DDP model."""
+    save_state() and load_state() include the residuals of all ranks, in any world size.
+
+    Args:
+        accelerator: the program's Accelerator.
+        objects: as accelerator.prepare() takes them.
+        options: codec and other options of compress(), except momentum.
+
+    Returns:
+        The prepared objects in their order, and then the State; None in its place in a program of
+        one process.
+
+    Raises:
+        InvalidArgumentError: there are several processes, but not exactly one DDP model.
+    """
     check_kind("accelerator", accelerator, Accelerator, "an Accelerator, and then the objects")
     check_no_momentum("Accelerate", options)
     prepared = accelerator.prepare(*objects) if objects else ()

@@ -1,4 +1,5 @@
-"""`thinwire bench`: codecs, link and allreduces of this machine or cluster, without a model."""
+"""`thinwire bench`: measures codecs, link and allreduces of this machine or cluster, without a
+model."""
 
 from __future__ import annotations
 
@@ -23,14 +24,15 @@ from thinwire.torch.agree import from_rank_0, worst_of_ranks
 from thinwire.torch.forecast import probe
 
 GLOO = "gloo fp32"
-_NUMEL = 1 << 22  # 16 MiB of fp32: more than a core's caches hold
+_NUMEL = 1 << 22  # 16 MiB of fp32: more than a core's caches
 _ROUNDS = 5
 
 Row = dict[str, Any]
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """The exit status. Without a launcher, it starts ranks on this machine."""
+    """Run the command; return the exit status. Without a launcher, it starts ranks on this
+    machine."""
     _check(arguments)
     if not launch.launched():
         return launch.start_here(arguments.ranks)
@@ -50,7 +52,7 @@ def _check(arguments: argparse.Namespace) -> None:
     if file is not None and not file.parent.is_dir():
         raise InvalidArgumentError(f"'{file}': there is no folder '{file.parent}'; make it")
     counts = arguments.rounds >= 1 and arguments.ranks >= 2 and min(arguments.sizes) >= 1
-    if not (counts and arguments.seconds >= 0):  # NaN is never reached
+    if not (counts and arguments.seconds >= 0):  # also refuses NaN
         raise InvalidArgumentError(
             f"--rounds is {arguments.rounds}, --ranks {arguments.ranks}, --sizes {arguments.sizes} "
             f"and --seconds {arguments.seconds}, expected at least 1 round, 2 ranks, 1 KiB and "
@@ -66,7 +68,7 @@ def _measure(arguments: argparse.Namespace) -> dict[str, Any]:
     rows = measure_allreduces(
         specs, [size << 10 for size in arguments.sizes], arguments.rounds, arguments.seconds
     )
-    # Alone, so that ranks on one machine do not share its memory's bandwidth.
+    # Only rank 0 measures codecs, so that ranks on one machine do not share memory bandwidth.
     alone = measure_codecs(specs) if dist.get_rank() == 0 else []
     dist.barrier()
     return {
@@ -81,8 +83,8 @@ def _measure(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def measure_codecs(specs: Sequence[str], numel: int = _NUMEL) -> list[Row]:
-    """How fast one thread of this machine encodes, as in training with a residual, and decodes: a
-    row for each codec with GB/s of fp32, the median, and the same as a share of memcpy's, which is
+    """Measure how fast one thread of this machine encodes (with a residual, as in training) and
+    decodes. Return a row for each codec: the median GB/s of fp32, and its fraction of memcpy's,
     measured in the same rounds."""
     library, size = _library.load(), 4 * numel
     x, y = torch.randn(numel), torch.empty(numel)
@@ -111,7 +113,7 @@ def measure_codecs(specs: Sequence[str], numel: int = _NUMEL) -> list[Row]:
             start = time.perf_counter()
             call()
             times[key].append(time.perf_counter() - start)
-    # The first round touches memory for the first time.
+    # The first round does not count, because it touches memory for the first time.
     typical = {key: statistics.median(seconds[1:]) for key, seconds in times.items()}
     rows = []
     for spec in specs:
@@ -127,15 +129,16 @@ def measure_codecs(specs: Sequence[str], numel: int = _NUMEL) -> list[Row]:
 def measure_allreduces(
     codecs: Sequence[str], sizes: Sequence[int], least_rounds: int, seconds: float
 ) -> list[Row]:
-    """A row for each size (in bytes of fp32) and way: milliseconds, and how many times as fast as
-    Gloo, the median over the rounds of the ratio within a round. All ranks call it.
+    """Measure allreduces. All ranks call it. Return a row for each size (in bytes of fp32) and way:
+    milliseconds, and the speedup over Gloo, as the median over the rounds of the ratio within a
+    round.
 
-    seconds: a size has rounds for so long, but at least `least_rounds`."""
+    seconds: the time for the rounds of a size; there are at least `least_rounds`."""
     rows = []
     for size in sizes:
         ways = _ways(codecs, torch.randn(size // 4))
         times: dict[str, list[float]] = {way: [] for way in ways}
-        for call in ways.values():  # connects, and lays out residuals
+        for call in ways.values():  # connects, and allocates residuals
             _time(call)
         end, going = time.perf_counter() + seconds, True
         while going:
@@ -161,7 +164,7 @@ def _ways(codecs: Sequence[str], tensor: torch.Tensor) -> dict[str, Callable[[],
 
 
 def _time(call: Callable[[], Any]) -> float:
-    """Seconds until the last rank is done."""
+    """Return the seconds until the last rank is done."""
     dist.barrier()
     start = time.perf_counter()
     call()
@@ -169,7 +172,7 @@ def _time(call: Callable[[], Any]) -> float:
 
 
 def table(result: dict[str, Any]) -> str:
-    """The figures as text: codecs, link, allreduces."""
+    """Return the figures as text: codecs, link, allreduces."""
     codecs = [["codec", "bits", "encode GB/s", "x memcpy", "decode GB/s", "x memcpy"]]
     codecs += [
         [row["codec"], f"{row['bits']:.2f}", f"{row['encode_gb_s']:.2f}",

@@ -1,17 +1,18 @@
-"""`thinwire doctor --canary`: every codec and collective of a group, compared with fp64.
+"""`thinwire doctor --canary`: compares every codec and collective of a group with fp64.
 
-All ranks know all ranks' inputs, so each of them knows every result in fp64. A case is a codec, a
-collective and a topology. It uses tensors of several sizes, at the borders of blocks and chunks, in
-several steps, with the same inputs and with error feedback. Three things are true of a case:
+All ranks know all ranks' inputs, so each of them can compute every result in fp64. A case is a
+codec, a collective and a topology. It uses tensors of several sizes, at the borders of blocks and
+chunks, in several steps, with the same inputs and with error feedback. A case must have three
+properties:
 
-1. Results have the same bits on all ranks, those of encode() too. A reduce-scatter's differ.
-2. The sum of t results is t times the exact one, but for `limits()`. After one step this is the
-   error of a call; after more it is what error feedback promises.
-3. What is missing from the sum of all results is what the ranks' residuals hold, but for fp32's
-   rounding: nothing is lost.
+1. Results have the same bits on all ranks, also those of encode(), but not of a reduce-scatter.
+2. The sum of t results differs from t times the exact one by at most `limits()`. After one step
+   this is the error of a call; after more it is the guarantee of error feedback.
+3. The difference of the two sums is what the ranks' residuals hold, up to fp32's rounding: nothing
+   is lost.
 
-The group's topologies are tried one after another. Nothing is written, and the group of torch is
-used as it is."""
+The group's topologies are tried one after another. It writes no files, and uses the existing torch
+group."""
 
 from __future__ import annotations
 
@@ -54,17 +55,17 @@ from thinwire.torch.exchange.session import Session
 from thinwire.torch.exchange.waiter import Pending
 from thinwire.torch.group import Membership
 
-RAW = "raw"  # in place of a codec: tensors that are too small to be compressed
+RAW = "raw"  # in place of a codec: tensors that are small and not compressed
 
 _CHUNK_BYTES = 65536
 _CHUNK = _CHUNK_BYTES // 4
-_EVERYTHING = 1 << 40  # min_bytes
+_EVERYTHING = 1 << 40  # min_bytes with which no tensor is compressed
 _TIMEOUT_S = 15.0
 
 
 class Case(NamedTuple):
-    """collective: "encode" (of one rank, no exchange) or a key of comm.COLLECTIVES. op: "sum" or
-    "mean"; "" where there is none."""
+    """A case to check. collective: "encode" (of one rank, no exchange) or a key of
+    comm.COLLECTIVES. op: "sum", "mean" or "" (none)."""
 
     codec: str
     collective: str
@@ -76,10 +77,10 @@ class Case(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """A case's end, equal on all ranks.
+    """The result of a case, equal on all ranks.
 
-    error: the largest error over its limit. lost: what residuals do not account for, over fp32's
-    rounding. faults: of each rank with one, in words. None of all three: the time was over."""
+    error: the largest error divided by its limit. lost: the error that residuals do not account
+    for, divided by fp32's rounding. faults: texts by rank. All None: there was no time left."""
 
     case: Case
     error: float | None
@@ -88,8 +89,8 @@ class Verdict(NamedTuple):
 
 
 def values(count: int, rank: int, parts: int = 1) -> torch.Tensor:
-    """A rank's input, a row for each part: float32, without a random generator, whose values could
-    be others in another version. Blocks differ by factors of two, and some are zeros."""
+    """Return a rank's input with a row for each part, float32. It uses no random generator, whose
+    values could differ between versions. Blocks differ by factors of two, and some are zeros."""
     place = torch.arange(count)
     mixed = place + 1 + (rank * 1009 + torch.arange(parts)[:, None]) * 0x9E3779B1
     for shift, factor in ((16, 0x21F0AAAD), (15, 0x735A2D97)):
@@ -101,10 +102,10 @@ def values(count: int, rank: int, parts: int = 1) -> torch.Tensor:
 
 
 class _Known(NamedTuple):
-    """All ranks' inputs, added up, and limits of them.
+    """The sums of all ranks' inputs, and limits of their magnitude.
 
     rows: in fp64, the sum of each part, or in an all-gather each rank's input. size: limits of any
-    rank's and part's input. total: of a row."""
+    rank's and part's input. total: limits of a row."""
 
     rows: torch.Tensor
     size: Size
@@ -130,10 +131,10 @@ def _known(collective: str, count: int, ranks: int) -> _Known:
 class _Use:
     """One size of a case: its input, the exact result, and the results of the steps.
 
-    The exact result has a row for each part of the output: one, but for an all-gather."""
+    The exact result has a row for each part of the output: one row, except in an all-gather."""
 
     def __init__(self, case: Case, count: int, rank: int, ranks: int) -> None:
-        """count: elements of the output, in an all-gather of the input."""
+        """count: elements of the output, or in an all-gather those of the input."""
         self.case, self.count = case, count
         self.results: list[torch.Tensor] = []
         self.scale = 1 / ranks if case.op == "mean" else 1.0
@@ -158,7 +159,7 @@ class _Use:
         self.results.append(pending.future.value())
 
     def kept(self, memory: Residuals, rank: int, ranks: int) -> torch.Tensor:
-        """This rank's share of what residuals withhold of all parts of the result, in its units."""
+        """Return this rank's share of the residuals of all parts of the result, in its units."""
         kept = torch.zeros(self.input.numel(), dtype=torch.float64)
         if (of_this := memory.get(self.bucket.name)) is not None:
             kept += of_this.first.double() * self.scale + of_this.second.double()
@@ -171,8 +172,8 @@ class _Use:
     def judge(
         self, kept: torch.Tensor | None, after_steps: Iterable[Limits]
     ) -> tuple[float, float, str]:
-        """kept: of all ranks; None: there is no feedback. Returns the largest error over its limit,
-        what is lost over fp32's rounding, and a fault, or ""."""
+        """Return the largest error divided by its limit, the unaccounted error divided by fp32's
+        rounding, and the text of a fault, or "". kept: kept() of all ranks; None: no feedback."""
         got, errors, fault, limit = torch.zeros_like(self.exact), 0.0, "", None
         for step, limit in zip(range(1, STEPS + 1), after_steps, strict=True):
             got += self.results[step - 1].view_as(got)
@@ -193,14 +194,14 @@ class _Use:
 
 
 def _compare(got: torch.Tensor, expected: torch.Tensor, limit: Size) -> tuple[float, str]:
-    """Returns the largest difference over its limit, and words if it is above 1."""
+    """Return the largest difference divided by its limit, and a text if it is above 1."""
     difference = got - expected
     of_element = (difference.abs() / limit.element).nan_to_num(nan=math.inf)
     of_block = (blocks(difference).norm(dim=-1) / limit.norm).nan_to_num(nan=math.inf)
     worst = max(of_element.max().item(), of_block.max().item())
     if worst <= 1:
         return worst, ""
-    if of_element.max() <= 1:  # many elements are off, none of them by more than it may be
+    if of_element.max() <= 1:  # the norm is above its limit, and no single element is
         block = of_block.argmax().item() % of_block.shape[-1]
         within = spread(torch.arange(of_block.shape[-1]) == block, got.shape[-1])
         of_element = torch.where(within, of_element, -1.0)
@@ -214,16 +215,16 @@ def _compare(got: torch.Tensor, expected: torch.Tensor, limit: Size) -> tuple[fl
 
 
 class _Report(NamedTuple):
-    """One rank's of a case."""
+    """One rank's results of a case."""
 
-    digests: list[int]  # of each size's and step's result
+    digests: list[int]  # of the result of each size and step
     error: float
     lost: float
     fault: str
 
 
 def _encoded(case: Case, rank: int) -> tuple[_Report, list[torch.Tensor]]:
-    """All ranks encode rank 0's input, and get the same bytes, whatever their processors are."""
+    """Encode rank 0's input on all ranks. They must get the same bytes on any processor."""
     up = codec_info(case.codec).up
     wires, error, fault = [], 0.0, ""
     for count in _sizes(_CHUNK):
@@ -279,7 +280,7 @@ def _route(case: Case, session: Session) -> Route:
 
 
 def _sizes(chunk: int) -> list[int]:
-    """Counts of elements at the borders of blocks and of chunks, without repetition."""
+    """Return different element counts at the borders of blocks and of chunks."""
     wanted = (
         1, BLOCK - 1, BLOCK + 1, 3 * BLOCK, chunk - 1, chunk + 1, chunk + chunk // 4 + 1,
         2 * chunk + BLOCK + 3,
@@ -288,8 +289,8 @@ def _sizes(chunk: int) -> list[int]:
 
 
 def _settle(case: Case, report: _Report, results: list[torch.Tensor]) -> Verdict:
-    """All ranks' reports as one verdict. Ranks whose bits are not those of most are at fault; ranks
-    without a fault of their own are believed first."""
+    """Combine all ranks' reports into one verdict. Ranks whose bits differ from those of most ranks
+    are at fault; ranks without another fault are trusted first."""
     reports: list[_Report] = [report] * dist.get_world_size()
     dist.all_gather_object(reports, report)
     faults = {rank: each.fault for rank, each in enumerate(reports) if each.fault}
@@ -311,7 +312,7 @@ def _settle(case: Case, report: _Report, results: list[torch.Tensor]) -> Verdict
 def _name_element(
     case: Case, mine: torch.Tensor, seen: list[int], common: int, known: dict[int, str]
 ) -> dict[int, str]:
-    """Faults of the ranks whose result is not the common one: their first element that is not."""
+    """Return the faults of ranks with another result than most: the first element that differs."""
     source, rank = seen.index(common), dist.get_rank()
     theirs = tensor_from_rank(source, mine, None)
     words = ""
@@ -337,20 +338,19 @@ def check_group(
     say: Callable[[Verdict], None] = lambda verdict: None,
     settings: Config | None = None,
 ) -> list[Verdict]:
-    """Run all cases on the default group of torch, whose backend takes host tensors. All ranks call
-    it, with the same arguments.
+    """Run all cases on torch's default group, whose backend must support host tensors. All ranks
+    call it with the same arguments.
 
     Args:
-        codecs: specs, and RAW.
-        topologies: of options.TOPOLOGIES. One that the group's ranks do not form is left out; flat
-            is not.
-        seconds: no case begins later; all ranks go by rank 0's clock.
-        say: is called with each verdict as it comes.
-        settings: of the sessions, but for codec, topology, sizes and files. None: the
-            environment's.
+        codecs: specs, or RAW.
+        topologies: of options.TOPOLOGIES. Those that the group's ranks cannot form are left out,
+            except flat.
+        seconds: no case begins later than this, by rank 0's clock.
+        say: called with each verdict.
+        settings: of the sessions, except codec, topology, sizes and files. None: the environment's.
 
     Raises:
-        Error: an exchange failed, such as a TimeoutError.
+        Error: an exchange failed, for example with a TimeoutError.
     """
     end, verdicts = time.monotonic() + seconds, []
     settings = config.resolve() if settings is None else settings
@@ -373,7 +373,7 @@ def check_group(
 
 
 def _settings(settings: Config, codec: str, topology: str) -> Config:
-    """Tensors of all sizes are compressed, or none; and no file is written."""
+    """Return settings with which all tensors are compressed, or none, and no file is written."""
     raw = codec == RAW
     return dataclasses.replace(
         settings, codec="int4" if raw else codec, topology=topology, chunk_bytes=_CHUNK_BYTES,
@@ -383,7 +383,7 @@ def _settings(settings: Config, codec: str, topology: str) -> Config:
 
 
 def _cases(codec: str, topology: str, *, first: bool) -> list[Case]:
-    """first: with the collectives that go the same way in every topology."""
+    """Return the cases. first: include collectives that do not depend on the topology."""
     cases = [Case(codec, "all_reduce", op, topology) for op in ("sum", "mean")]
     if not first or codec == RAW:
         return cases
@@ -400,7 +400,8 @@ def _run(case: Case, session: Session) -> Verdict:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    """The exit status: 1 if a case is wrong. Without a launcher it starts ranks on this machine."""
+    """Run the command; return the exit status: 1 if a case is wrong. Without a launcher it starts
+    ranks on this machine."""
     codecs, topologies = arguments.codecs or [*CODECS, RAW], arguments.topologies.split(",")
     _check(codecs, topologies, arguments)
     if not launch.launched():
@@ -420,7 +421,7 @@ def _check(codecs: list[str], topologies: list[str], arguments: argparse.Namespa
         if spec != RAW:
             info = codec_info(spec)
             for hop in (info.up, info.down):
-                loss(hop, size_of(torch.zeros(1), None, 1))  # it may not know the codec
+                loss(hop, size_of(torch.zeros(1), None, 1))  # raises for a codec that it lacks
     for topology in topologies:
         if topology not in TOPOLOGIES or topology == "auto":
             raise InvalidArgumentError(

@@ -67,7 +67,7 @@ def _sizes(text: str) -> list[int]:
     return [int(part) for part in text.split(",")]
 
 
-_sizes.__name__ = "list of whole numbers"  # argparse's message names it
+_sizes.__name__ = "list of whole numbers"  # for argparse's error message
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -134,13 +134,14 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Returns the exit status: 0, 1 if something needed is missing, or 130 after Ctrl-C."""
+    """Run the command line. Return the exit status: 0, 1 if a required part is missing, or 130
+    after Ctrl-C."""
     arguments = _parser().parse_args(argv)
     try:
         status = arguments.run(arguments)
         print(end="", flush=True)
         return status
-    except BrokenPipeError:  # `| head` has read enough; Python's own flush at exit must not fail
+    except BrokenPipeError:  # such as by `| head`; Python's flush at exit must not fail, too
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except KeyboardInterrupt:

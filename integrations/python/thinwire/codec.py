@@ -1,5 +1,5 @@
-"""Codecs without a process group: encode and decode of one shard of compress/FORMAT.md, and the
-library's knowledge of its codecs."""
+"""Codecs without a process group: encode() and decode() of one shard of compress/FORMAT.md, and
+information about the codecs."""
 
 from __future__ import annotations
 
@@ -23,8 +23,15 @@ _MOMENTUM_NEEDS: tuple[MomentumNeed, ...] = ("unused", "helps", "advised", "requ
 
 @dataclass(frozen=True)
 class Parameter:
-    """A parameter of a codec: `default` and `value` (the one of the spec) as text, `range` as words
-    that complete "expected ...", and `help`, one sentence."""
+    """A parameter of a codec.
+
+    Attributes:
+        key: its name in a spec.
+        range: text that completes "expected ...".
+        help: one sentence.
+        default: the default value, as text.
+        value: the value in the spec, as text.
+    """
 
     key: str
     default: str
@@ -35,19 +42,19 @@ class Parameter:
 
 @dataclass(frozen=True)
 class CodecInfo:
-    """A codec and a spec of it.
+    """A codec and one spec of it.
 
     Attributes:
         name: of the first hop's codec.
         help: one line about it.
         spec: the canonical spec.
         up: the canonical spec of the first hop.
-        down: that of the second hop.
-        up_bits: bits of one element of a large shard on the first hop, scales included.
+        down: the canonical spec of the second hop.
+        up_bits: bits of one element of a large shard on the first hop, including scales.
         down_bits: the same on the second hop.
         entries: every rank gets the largest elements of every rank, and there is no second hop.
-        uses_feedback: what a step loses is kept for the next one.
-        has_kernels: it runs on GPUs as well.
+        uses_feedback: it keeps residuals (error feedback).
+        has_kernels: it runs on GPUs, too.
         momentum: how much the accuracy depends on compressing the momentum in place of the
             gradient: "unused"; "helps"; "advised": without it accuracy is lost; "required": without
             it training diverges. It is the stronger need of the two hops.
@@ -68,7 +75,7 @@ class CodecInfo:
 
 
 def codecs() -> tuple[str, ...]:
-    """The names of all codecs."""
+    """Return the names of all codecs."""
     library, names = _library.load(), []
     while (name := library.tw_codec_name(len(names))) is not None:
         names.append(name.decode())
@@ -76,15 +83,21 @@ def codecs() -> tuple[str, ...]:
 
 
 def specs_in(text: str) -> list[str]:
-    """The specs of a command line, separated by commas or semicolons. A comma before `key=` is one
-    of a spec's own: "int4,topk:density=0.01,warmup=9,int8" are three."""
+    """Split a command line's specs, which are separated by commas or semicolons. A comma before
+    `key=` belongs to a spec: "int4,topk:density=0.01,warmup=9,int8" are three specs."""
     return re.split(r";|,(?![^,;:=]*=)", text)
 
 
 def codec_info(spec: str) -> CodecInfo:
-    """All that the library knows of a codec: "int4", "topk:density=0.01", "int8:down=int4".
-    InvalidArgumentError for a spec that it does not take."""
-    _text_of(spec)  # what is no text may have no hash
+    """Return information about a codec.
+
+    Args:
+        spec: such as "int4", "topk:density=0.01" or "int8:down=int4".
+
+    Raises:
+        InvalidArgumentError: the spec is not valid.
+    """
+    _text_of(spec)  # first, because other types may not be hashable
     try:
         return _info(spec)
     except errors.InvalidArgumentError as error:
@@ -121,7 +134,7 @@ def _parameter(spec: str, index: int) -> Parameter:
 
 
 class _Floats:
-    """The address of contiguous fp32 host memory, and what keeps it alive."""
+    """The address of contiguous fp32 host memory, and the object that keeps it alive."""
 
     def __init__(self, address: Any, numel: int, owner: object) -> None:
         self.address, self.numel, self.owner = address, numel, owner
@@ -174,8 +187,11 @@ def _text_of(spec: object) -> bytes:
 
 
 def encoded_bytes(spec: str, n: int) -> int:
-    """The exact size in bytes of `n` encoded elements. InvalidArgumentError for an unknown spec,
-    and for an n that is no count."""
+    """Return the exact size in bytes of `n` encoded elements.
+
+    Raises:
+        InvalidArgumentError: the spec is unknown, or `n` is not a count.
+    """
     if not isinstance(n, int) or not 0 <= n <= sys.maxsize:
         raise _wrong("n", "0 or more elements", repr(n))
     size = c_size_t()
@@ -191,7 +207,7 @@ def encode(spec: str, x: Any, residual: Any = None) -> bytes:
         x: any shape, float32, on the host: a numpy array, a torch tensor, or a buffer of format
             'f'.
         residual: as many float32 as x, writable and contiguous, or None. It is added to x before
-            the encoding and holds what the encoding lost afterwards (error feedback).
+            encoding, and holds the encoding's error afterwards (error feedback).
 
     Returns:
         encoded_bytes(spec, n) bytes.
@@ -215,13 +231,13 @@ def encode(spec: str, x: Any, residual: Any = None) -> bytes:
 
 
 def decode(spec: str, data: Any, n: int, out: Any = None) -> Any:
-    """Decodes a shard of `n` elements from bytes or a buffer.
+    """Decode a shard of `n` elements from bytes or a buffer.
 
     Args:
         spec: the codec.
         data: encoded_bytes(spec, n) bytes.
-        n: elements.
-        out: where the values go: `n` float32 on the host, writable and contiguous. None: into a new
+        n: the number of elements.
+        out: for the values: `n` float32 on the host, writable and contiguous. None: a new
             one-dimensional numpy array; without numpy, an array.array of type 'f'.
 
     Returns:
@@ -230,7 +246,7 @@ def decode(spec: str, data: Any, n: int, out: Any = None) -> Any:
     Raises:
         InvalidArgumentError: a size or type is wrong.
     """
-    encoded_bytes(spec, n)  # the spec and n are good
+    encoded_bytes(spec, n)  # checks spec and n
     try:
         raw = bytes(memoryview(data))
     except TypeError as error:
@@ -248,18 +264,19 @@ def decode_mean(
     spec: str, rows: Sequence[memoryview], factors: Sequence[float], shard: int, out: Any,
     products: ctypes.Array[ctypes.c_double],
 ) -> None:  # fmt: skip
-    """The mean by factor of what several members sent, in one pass.
+    """Decode the updates of several members and compute their weighted sum, in one pass.
 
     Args:
         spec: the codec.
-        rows: for each member, the bytes of shards of `shard` elements each, the last one maybe
-            shorter, one after another.
-        factors: by member.
-        out: where the mean goes: float32 on the host, writable and contiguous. Products and sums
-            are rounded one after another, in the order of members.
-        products: 2 * members + 1 numbers, to which are added the sum of squares of each member's
-            values, the inner product of each member's values and the mean, and the sum of squares
-            of the mean, in float64.
+        rows: for each member, the bytes of shards of `shard` elements one after another, of which
+            the last may be shorter.
+        factors: the weights, by member.
+        shard: elements of a shard.
+        out: for the sum: float32 on the host, writable and contiguous. Products and sums are
+            rounded one after another, in the order of members.
+        products: 2 * members + 1 numbers in float64. Added to them are the sum of squares of each
+            member's values, the inner product of each member's values and the result, and the sum
+            of squares of the result.
 
     Raises:
         InvalidArgumentError: a size or type is wrong, or a shard is malformed.

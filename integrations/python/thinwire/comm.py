@@ -1,5 +1,5 @@
-"""Communicator: one process group of the C library; the store where its ranks find each other, its
-buckets, and what is in flight."""
+"""Communicator: one process group of the C library, the store where its ranks find each other, its
+buckets, and its works."""
 
 from __future__ import annotations
 
@@ -21,33 +21,34 @@ _log = logging.getLogger("thinwire")
 
 
 def is_ending() -> bool:
-    """Return whether the main thread has ended, so that exit handlers run, or soon will."""
+    """Return whether the main thread has ended, so that exit handlers run or soon will."""
     return not threading.main_thread().is_alive()
 
 
 def fatal_exception() -> BaseException | None:
-    """The uncaught exception that ends this process; None while it goes on, and after a normal end.
+    """Return the uncaught exception that ends this process; None before its end, or if it ends
+    normally.
 
     Between the main thread's end and the exit handlers the interpreter prints an uncaught exception
-    and keeps it (sys.last_exc, before Python 3.12 sys.last_value). An interactive session keeps
-    those of earlier commands there, which end nothing."""
+    and keeps it in sys.last_exc (before Python 3.12 sys.last_value). An interactive session keeps
+    exceptions of earlier commands there, which do not end the process."""
     if not is_ending() or hasattr(sys, "ps1"):
         return None
     return getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
 
 
 class Store(Protocol):
-    """A key-value board on which ranks find each other. Keys are written once."""
+    """A key-value store through which ranks find each other. Each key is written once."""
 
     def set(self, key: str, value: bytes) -> None: ...
 
     def get(self, key: str, timeout_s: float) -> bytes:
-        """Waits until somebody has set the key; raises when the time is over."""
+        """Wait until the key is set, and return its value; raise when the time is over."""
         ...
 
 
 def poll(has: Callable[[str], bool], key: str, timeout_s: float) -> None:
-    """Wait until a store has a key, without holding the store meanwhile. Raises TimeoutError after
+    """Poll until a store has a key, so that its lock is not held. Raises TimeoutError after
     timeout_s seconds."""
     end, pause = time.monotonic() + timeout_s, pauses()
     while not has(key):
@@ -57,8 +58,8 @@ def poll(has: Callable[[str], bool], key: str, timeout_s: float) -> None:
 
 
 def pauses(longest_s: float = 0.02) -> Iterator[float]:
-    """Yield seconds between two looks: from a millisecond, for what others are about to write, to
-    longest_s, so that a long wait costs little."""
+    """Yield the seconds between two polls: from 1 ms, for short waits, to longest_s, so that a long
+    wait costs little."""
     seconds = 0.001
     while True:
         yield seconds
@@ -66,8 +67,8 @@ def pauses(longest_s: float = 0.02) -> Iterator[float]:
 
 
 class StoreCallbacks:
-    """A Store as two C functions. Nothing is raised through C: a failure becomes a number, and
-    used() raises what has interrupted them, such as Ctrl-C."""
+    """A Store as two C functions. Exceptions do not pass through C: a failure becomes a number, and
+    used() raises an exception that has interrupted them, such as Ctrl-C."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -79,7 +80,7 @@ class StoreCallbacks:
     def _set(self, _context: int, key: bytes, value: int, size: int) -> int:
         try:
             self._store.set(key.decode(), ctypes.string_at(value, size))
-        except BaseException as error:  # C code can't carry it; the number says that it happened
+        except BaseException as error:  # it cannot pass through C; the number reports a failure
             self._keep(error)
             _log.warning("the rendezvous store refused %r: %s", key, error)
             return 1
@@ -102,8 +103,8 @@ class StoreCallbacks:
 
     @contextlib.contextmanager
     def used(self) -> Iterator[None]:
-        """Around the call that has them: what has interrupted them is raised in place of the error
-        that it led to."""
+        """The context for a C call that uses them: raise an exception that has interrupted them in
+        place of the error that it has caused."""
         try:
             yield
         except errors.Error:
@@ -113,8 +114,8 @@ class StoreCallbacks:
 
 
 class Segment(NamedTuple):
-    """Elements [offset, offset + count) of parameter `name`, which has `total` elements, and goes
-    with codec number `codec` of the group's."""
+    """Elements [offset, offset + count) of parameter `name`, which has `total` elements, encoded
+    with codec number `codec` of the group."""
 
     name: str
     offset: int
@@ -124,10 +125,10 @@ class Segment(NamedTuple):
 
 
 class Segments:
-    """Segments in the form that the C library reads; made once for a bucket, used every step.
+    """Segments in the form that the C library reads; created once per bucket, used in every step.
 
-    mark_absent(i, True) before a call: this rank has no gradient for segment i. Its elements must
-    be zeros then, and what compression has kept of it stays."""
+    Call mark_absent(i, True) before a step in which this rank has no gradient for segment i. Then
+    its elements must be zeros, and its residual is left as it is."""
 
     def __init__(self, segments: Sequence[Segment]) -> None:
         self._absent: set[int] = set()
@@ -140,8 +141,8 @@ class Segments:
         (self._absent.add if absent else self._absent.discard)(index)
 
     def set_codecs(self, codecs: Sequence[int]) -> bool:
-        """Gives each segment its codec, from the next Communicator.bucket() on. Return whether
-        that changes anything."""
+        """Set the codec of each segment, from the next Communicator.bucket() on. Return whether any
+        codec has changed."""
         changed = [(s, codec) for s, codec in zip(self.array, codecs, strict=True)
                    if s.codec != codec]  # fmt: skip
         for segment, codec in changed:
@@ -149,14 +150,14 @@ class Segments:
         return bool(changed)
 
     def absent(self) -> tuple[ctypes.Array | None, int]:
-        """The numbers of the segments that are marked, and how many they are."""
+        """Return the numbers of the marked segments, and how many there are."""
         count = len(self._absent)
         return ((c_uint32 * count)(*sorted(self._absent)) if count else None), count
 
 
 class Work:
-    """One allreduce in flight. wait() must be called, once; its memory must live until then. It
-    keeps its communicator until then, which may be dropped meanwhile."""
+    """One allreduce in flight. Call wait() once; the memory must live until then. The work keeps
+    its communicator alive until then."""
 
     def __init__(self, handle: c_void_p, communicator: Communicator) -> None:
         self._handle = handle
@@ -164,19 +165,19 @@ class Work:
         self._communicator: Communicator | None = communicator
 
     def __del__(self) -> None:
-        """One that nobody waits for, such as those behind the first that failed, is waited for
-        here. That may come between another call and its message, which stays as it is."""
+        """Wait for a work that the caller has dropped, for example after an earlier one has failed.
+        This may run between another C call and its tw_last_error(), which it does not change."""
         if self._handle:
             self._destroy(self._handle)
 
     def wait(self) -> None:
-        """Blocks without the GIL until all is done; raises the typed error of a failure. On a GPU
-        the result is there for later work of the stream that it was started with."""
+        """Block without the GIL until the work is done; raise the typed error of a failure. On a
+        GPU the result is ready for later work of the stream that it was started with."""
         handle, self._handle = self._handle, c_void_p()
         self._end(_library.load().tw_wait(handle))
 
     def wait_stream(self, stream: int | None) -> None:
-        """As wait(); on a GPU the result is there for later work of this stream."""
+        """Like wait(), but on a GPU the result is ready for later work of `stream`."""
         handle, self._handle = self._handle, c_void_p()
         self._end(_library.load().tw_wait_stream(handle, stream))
 
@@ -189,8 +190,8 @@ class Work:
 
 class Bucket:
     """A tensor that is described to the library once, and started in every step by its handle.
-    Communicator.bucket() makes it, and lives as long. One thread at a time uses it: after start()
-    comes wait() or wait_stream(), once, and the memory must live until then."""
+    Communicator.bucket() creates it; the communicator lives at least as long. Not thread-safe. Call
+    wait() or wait_stream() once after each start(); the memory must live until then."""
 
     def __init__(
         self, handle: c_void_p, segments: Segments | None, communicator: Communicator
@@ -198,12 +199,12 @@ class Bucket:
         self.handle = handle
         self._segments = segments
         self._communicator = communicator
-        # Not at exit, where the last works may still be waited for, after this.
+        # Not at exit, because the last works may still be waited for after this.
         weakref.finalize(self, _library.load().tw_bucket_destroy, handle).atexit = False
 
     def start(self, send: int, receive: int, stream: int | None = None) -> Bucket:
-        """Starts one use, from and to these addresses, and returns this bucket at once. Segments
-        that are marked absent count as zeros."""
+        """Start one use, from and to these addresses, and return this bucket at once. Segments that
+        are marked absent count as zeros."""
         self._communicator.check_open()
         absent, count = (None, 0) if self._segments is None else self._segments.absent()
         _library.check(
@@ -212,11 +213,11 @@ class Bucket:
         return self
 
     def wait(self) -> None:
-        """As Work.wait()."""
+        """Wait for the use, as Work.wait()."""
         _library.check(_library.load().tw_bucket_wait(self.handle))
 
     def wait_stream(self, stream: int | None) -> None:
-        """As Work.wait_stream()."""
+        """Wait for the use, as Work.wait_stream()."""
         _library.check(_library.load().tw_bucket_wait_stream(self.handle, stream))
 
 
@@ -238,25 +239,25 @@ def _fail(handle: c_void_p, reason: errors.Error) -> int:
 
 
 def _leave(handle: c_void_p, rank: int) -> None:
-    """Ends a communicator that was not closed, since nobody has it any more or the interpreter
-    ends. If an exception ends this process, its peers are told that."""
+    """End a communicator that was not closed, when it is collected or the interpreter exits. If an
+    exception ends this process, send that reason to the peers."""
     reason = fatal_exception()
     if reason is not None:
         _fail(handle, errors.Error(f"rank {rank} ended on {type(reason).__name__}: {reason}"))
     if is_ending() and threading.active_count() > 1:
-        return  # a daemon thread may be at work in it; the process ends anyway
+        return  # a daemon thread may be using it; the process ends anyway
     _library.load().tw_comm_destroy(handle)
 
 
 class Communicator:
-    """Wraps tw_comm. Thread-safe, but for close(), which comes after the last wait().
+    """Wraps tw_comm. Thread-safe, except for close(), which must come after the last wait().
 
-    One that is dropped, or still there when the interpreter ends, closes by itself: after its works
-    and buckets, which keep it.
+    It also closes when it is collected, after its works and buckets, which keep it alive, and when
+    the interpreter exits.
 
     Addresses are of host memory, or of the GPU that config.device names; counts are in elements.
-    Streams are cudaStream_t (None: the default one; always None on the host). Every method raises
-    a thinwire.Error."""
+    Streams are cudaStream_t (None: the default stream; always None on the host). Every method may
+    raise a thinwire.Error."""
 
     def __init__(self, rank: int, size: int, store: Store | None, group: str, config: Config):
         self._library = _library.load()
@@ -268,7 +269,7 @@ class Communicator:
         self._end = weakref.finalize(self, _leave, self._handle, rank)
 
     def leave_exit_to_owner(self) -> None:
-        """The owner closes it when the interpreter ends, after what it has in flight."""
+        """Do not close when the interpreter exits: the owner does, after its pending work."""
         self._end.atexit = False
 
     def _options(self, rank: int, size: int, group: str, config: Config) -> _library.Options:
@@ -280,7 +281,7 @@ class Communicator:
         return options
 
     def check_open(self) -> None:
-        """Raises an Error after close()."""
+        """Raise an Error after close()."""
         if not self._handle:
             raise errors.Error("this communicator was closed; create another")
 
@@ -291,7 +292,7 @@ class Communicator:
     def all_reduce(
         self, address: int, count: int, dtype: str, op: str, stream: int | None = None
     ) -> None:
-        """Reduces in place, unnamed, without error feedback; returns when it is done."""
+        """Reduce in place, without a name or error feedback; return when it is done."""
         handle = self._open()
         _library.check(
             self._library.tw_all_reduce(
@@ -310,7 +311,8 @@ class Communicator:
         priority: int = 0,
         stream: int | None = None,
     ) -> Work:
-        """Starts to reduce in place. `name`, equal on all ranks, carries the error feedback."""
+        """Start to reduce in place. Calls with the same `name`, equal on all ranks, share a
+        residual."""
         work, handle = c_void_p(), self._open()
         array = None if segments is None else segments.array
         _library.check(
@@ -332,10 +334,10 @@ class Communicator:
         collective: str = "all_reduce",
         shape: str | None = None,
     ) -> Bucket:
-        """Describes a tensor of `count` elements for the collective: "all_reduce",
-        "reduce_scatter", whose output has count / size elements, or "all_gather", with count *
-        size. shape: in words that must be equal on all ranks; None: it is not compared. It is valid
-        as long as this communicator."""
+        """Describe a tensor of `count` elements for a collective: "all_reduce", "reduce_scatter"
+        (with count / size elements of output) or "all_gather" (with count * size). shape: text that
+        must be equal on all ranks; None: not compared. The bucket is valid as long as this
+        communicator."""
         array = None if segments is None else segments.array
         info = _library.BucketInfo(
             ctypes.sizeof(_library.BucketInfo), _encoded(name), count, DTYPES[dtype], OPS[op],
@@ -347,48 +349,52 @@ class Communicator:
         return Bucket(handle, segments, self)
 
     def describe(self) -> str:
-        """Says who waits for whom, and the engine's last events, as text for people."""
+        """Return, as text, what this rank waits for, and the engine's last events."""
         size = c_size_t()
         _library.check(self._library.tw_comm_describe(self._open(), None, 0, byref(size)))
-        text = ctypes.create_string_buffer(size.value + 4096)  # some events may come meanwhile
+        text = ctypes.create_string_buffer(size.value + 4096)  # for events that come meanwhile
         _library.check(self._library.tw_comm_describe(self._open(), text, len(text), byref(size)))
         return text.value.decode(errors="replace")
 
     def stats(self) -> dict[str, float]:
-        """all_reduces; raw_bytes (an fp32 ring's) and wire_bytes (sent by this rank);
-        planned_chunks, whose order was predicted; seconds of each stage under its name and `_s`."""
+        """Return all_reduces; raw_bytes (a ring allreduce of fp32 would have sent them) and
+        wire_bytes (sent by this rank); planned_chunks, whose order was predicted; and the seconds
+        of each stage under its name plus `_s`."""
         stats = _library.Stats()
         _library.check(self._library.tw_comm_stats(self._open(), byref(stats)))
         return {name: getattr(stats, name) for name, _ in stats._fields_}
 
     def codec(self, index: int) -> str:
-        """The spec that codec number `index` became: topk is int4 where that costs fewer bytes."""
+        """Return the spec that codec number `index` became: topk becomes int4 if that costs fewer
+        bytes."""
         text = ctypes.create_string_buffer(_MAX_NAME)
         _library.check(self._library.tw_comm_codec(self._open(), index, text, _MAX_NAME))
         return text.value.decode()
 
     def transport(self) -> str:
-        """Return what the data runs on, such as "gloo over TCP", "ucx 1.13.1 over shared memory" or
-        "nccl 2.30.7", with ", memory not registered" where a rank could not register any."""
+        """Return the transport of the data, such as "gloo over TCP", "ucx 1.13.1 over shared
+        memory" or "nccl 2.30.7", with ", memory not registered" if a rank could not register
+        any."""
         text = ctypes.create_string_buffer(_MAX_NAME)
         _library.check(self._library.tw_comm_transport(self._open(), text, _MAX_NAME))
         return text.value.decode()
 
     def matches_by_order(self) -> bool:
-        """Return whether exchanges match by their order on all ranks, as NCCL's do, so that one
-        which does not come holds all behind it. Others match by tag."""
+        """Return whether exchanges match by their order on all ranks, as NCCL's do, so that a
+        missing one blocks all later ones. Otherwise they match by tag."""
         by_order = ctypes.c_int()
         _library.check(self._library.tw_comm_matches_by_order(self._open(), byref(by_order)))
         return by_order.value != 0
 
     def topology(self) -> str:
-        """The way that dense allreduces go, and why, such as "flat, all ranks are on one node"."""
+        """Return the topology of dense allreduces and the reason for it, such as "flat, all ranks
+        are on one node"."""
         text = ctypes.create_string_buffer(_MAX_NAME)
         _library.check(self._library.tw_comm_topology(self._open(), text, _MAX_NAME))
         return text.value.decode()
 
     def nodes(self) -> _library.Nodes:
-        """Return the group's measurements of its nodes; zeros if it has measured nothing."""
+        """Return the group's measurements of its nodes; zeros if nothing was measured."""
         nodes = _library.Nodes()
         _library.check(self._library.tw_comm_nodes(self._open(), byref(nodes)))
         return nodes
@@ -402,19 +408,20 @@ class Communicator:
         return raw.value != 0
 
     def set_step(self, step: int) -> None:
-        """The step that the next allreduce of every name is; the same on all ranks."""
+        """Set the step number of the next allreduce of every name; the same on all ranks."""
         _library.check(self._library.tw_comm_set_step(self._open(), step))
 
     def end_step(self) -> None:
-        """All of a training step has been submitted; the next submits the same named tensors."""
+        """Call when all of a training step was submitted, if the next step will submit the same
+        named tensors."""
         _library.check(self._library.tw_comm_end_step(self._open()))
 
     def forget_step(self) -> None:
-        """In place of end_step(), where the next step may submit other tensors."""
+        """Call in place of end_step() if the next step may submit other tensors."""
         _library.check(self._library.tw_comm_forget_step(self._open()))
 
     def residuals(self) -> dict[str, int]:
-        """Returns the number of elements by parameter name. Only while nothing is in flight."""
+        """Return the number of elements by parameter name. Nothing may be in flight."""
         count, sizes = c_size_t(), {}
         _library.check(self._library.tw_residual_count(self._open(), byref(count)))
         name, numel = ctypes.create_string_buffer(_MAX_NAME), c_size_t()
@@ -426,33 +433,33 @@ class Communicator:
         return sizes
 
     def get_residuals(self, arrays: Sequence[tuple[str, str, int, int]]) -> None:
-        """Writes kept arrays of parameters, each as (parameter, "first", "second" or "momentum",
-        address, number of elements), float32. All are copied in one pass over the memory."""
+        """Copy residuals and momentum to float32 arrays, each given as (parameter, "first",
+        "second" or "momentum", address, number of elements), in one pass over the memory."""
         handle = self._open()
         _library.check(
             self._library.tw_residual_get_all(handle, _residual_arrays(arrays), len(arrays))
         )
 
     def undo_residuals(self) -> None:
-        """After a failure, when nothing is in flight: takes back what the last use of every tensor
-        has changed in residuals and momentum."""
+        """After a failure, when nothing is in flight: undo the changes that the last use of every
+        tensor has made to residuals and momentum."""
         _library.check(self._library.tw_residual_undo(self._open()))
 
     def set_residuals(self, arrays: Sequence[tuple[str, str, int, int]]) -> None:
-        """Replaces all that is kept of the parameters that these arrays name; as
-        get_residuals()."""
+        """Replace the residuals and momentum of the parameters that these arrays name. The form is
+        that of get_residuals()."""
         handle = self._open()
         _library.check(
             self._library.tw_residual_set_all(handle, _residual_arrays(arrays), len(arrays))
         )
 
     def fail(self, reason: errors.Error) -> None:
-        """Fails the group on every rank, each of which raises this reason from here on, unless the
-        group had failed before."""
+        """Fail the group on every rank; all of them raise this reason afterwards, unless the group
+        had failed before."""
         _library.check(_fail(self._open(), reason))
 
     def close(self) -> None:
-        """Says goodbye to the peers and frees everything; may be called twice."""
+        """Close the connections and free all memory. A second call does nothing."""
         handle, self._handle = self._handle, c_void_p()
         if handle:
             self._end.detach()

@@ -24,7 +24,7 @@ from thinwire.options import ARGUMENTS, OPTIONS, Config, Option
 STAGES = ("queue", "encode", "exchange", "reduce", "gather", "decode")
 
 _PREFIX = "THINWIRE_"
-# Name -> what it sets. `thinwire doctor` says which of them are set.
+# Environment variables, by name, and their meanings. `thinwire doctor` lists those that are set.
 VARIABLES = {
     name: f"{option.meaning} ({option.default})"
     for option in OPTIONS
@@ -32,7 +32,7 @@ VARIABLES = {
     if name.startswith(_PREFIX)
 }
 
-_LISTS = {"GLOO_SOCKET_IFNAME"}  # torch takes several names there; the first one counts
+_LISTS = {"GLOO_SOCKET_IFNAME"}  # torch allows several names in it; the first one is used
 
 _LEVELS = ("debug", "info", "warning", "error")
 
@@ -42,7 +42,7 @@ def _is_unset(value: object) -> bool:
 
 
 def _choose(option: Option, argument: object) -> Any:
-    """The argument, else the environment's value; None if there is neither."""
+    """Return the argument, else the environment's value; None if there is neither."""
     kind = option.kind
     if not _is_unset(argument):
         if not kind.right(argument):
@@ -74,7 +74,7 @@ def _warn_of_unknown_names() -> None:
 
 
 def check_names(arguments: Iterable[str]) -> None:
-    """TypeError for an argument of resolve() that there is none of."""
+    """TypeError for an argument that resolve() does not have."""
     for name in arguments:
         if name in ARGUMENTS:
             continue
@@ -96,24 +96,24 @@ def _prepare_logger(level: str) -> None:
 
 
 def library_path() -> Path | None:
-    """The libthinwire.so that the user named, if any."""
+    """Return the path of libthinwire.so that the user has set, or None."""
     named = os.environ.get("THINWIRE_LIBRARY")
     return Path(named) if named else None
 
 
 def codec_variable() -> str | None:
-    """The codec that the environment asks for, if any."""
+    """Return the codec that the environment sets, or None."""
     return os.environ.get("THINWIRE_CODEC") or None
 
 
 def cuda_library() -> str | None:
-    """The libthinwire_cuda.so that the user named, if any."""
+    """Return the path of libthinwire_cuda.so that the user has set, or None."""
     return os.environ.get("THINWIRE_CUDA_LIB") or None
 
 
 def ucx_library() -> str | None:
-    """The libucp.so.0 that the user named, else that of an installed wheel; None if there is
-    neither, and the dynamic linker looks for the system's."""
+    """Return the path of libucp.so.0 that the user has set, else that of an installed wheel, or
+    None: then the dynamic linker looks for the system's."""
     if named := os.environ.get("THINWIRE_UCX_LIB"):
         return named
     wheel = importlib.util.find_spec("libucx")
@@ -125,24 +125,24 @@ def ucx_library() -> str | None:
 
 
 def nccl_library() -> str | None:
-    """The libnccl.so.2 that the user named, if any."""
+    """Return the path of libnccl.so.2 that the user has set, or None."""
     return os.environ.get("THINWIRE_NCCL_LIB") or None
 
 
 def zmq_library() -> str | None:
-    """The libzmq.so.5 that the user named, if any."""
+    """Return the path of libzmq.so.5 that the user has set, or None."""
     return os.environ.get("THINWIRE_ZMQ_LIB") or None
 
 
 def kv_journal() -> str | None:
-    """Where servers of a store keep their journals, as the environment says, if it does."""
+    """Return the environment's setting of the servers' journals, or None."""
     return os.environ.get("THINWIRE_KV_JOURNAL") or None
 
 
 def resolve(**arguments: Any) -> Config:
-    """Settles every setting once. The arguments are those of options.ARGUMENTS; None stands for the
-    environment's value, else the default. Raises InvalidArgumentError for a value that can't be,
-    and TypeError for an argument that there is none of."""
+    """Return all settings. The arguments are those of options.ARGUMENTS; None means the
+    environment's value, else the default. InvalidArgumentError for a value that is not valid;
+    TypeError for an unknown argument."""
     check_names(arguments)
     _warn_of_unknown_names()
     if level := os.environ.get("THINWIRE_LOG"):
@@ -157,14 +157,14 @@ def resolve(**arguments: Any) -> Config:
 
 
 def is_set(setting: str) -> bool:
-    """Return whether the environment has the setting."""
+    """Return whether the environment sets it."""
     option = next(option for option in OPTIONS if option.setting == setting)
     return any(os.environ.get(variable) for variable in option.variables)
 
 
 def given(**settings: Any) -> Config:
-    """The settings that are given, whatever the environment says; None stands for the default.
-    InvalidArgumentError for a value that can't be."""
+    """Return these settings, without looking at the environment; None means the default.
+    InvalidArgumentError for a value that is not valid."""
     for option in OPTIONS:
         value = settings.get(option.setting)
         if value is not None and not option.kind.right(value):
@@ -173,7 +173,7 @@ def given(**settings: Any) -> Config:
 
 
 def check_here(settings: Config) -> None:
-    """InvalidArgumentError if this machine lacks what the settings name: the network interface, or
+    """InvalidArgumentError if this machine lacks the network interface that the settings name, or
     the folder of a file that is written at the end."""
     here = sorted(name for _, name in socket.if_nameindex())
     interface = settings.interface

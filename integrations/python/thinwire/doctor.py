@@ -1,4 +1,5 @@
-"""`thinwire doctor`: what is here, what is missing, what to do. It looks and changes nothing."""
+"""`thinwire doctor`: reports what is installed, what is missing, and what to do. It changes
+nothing."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ from thinwire.codec import codec_info
 
 @dataclass(frozen=True)
 class Finding:
-    """mark: "ok", "missing" (something is needed) or "absent" (something optional)."""
+    """A line of the report. mark: "ok", "missing" (a required part) or "absent" (an optional
+    one)."""
 
     mark: str
     what: str
@@ -28,7 +30,7 @@ class Finding:
 
 
 def main() -> int:
-    """Prints the findings; 1 if something needed is missing."""
+    """Print the findings; return 1 if a required part is missing, else 0."""
     findings = [finding for look in _LOOKS for finding in look()]
     for finding in findings:
         print(f"{finding.mark:8} {finding.what:20} {finding.detail}")
@@ -53,7 +55,7 @@ def _c_library() -> Iterator[Finding]:
 
 @functools.cache
 def _import_torch() -> tuple[Any, Exception | None]:
-    """The module, or None and why it does not import; a broken installation raises anything."""
+    """Return the module, or None and the exception of its import, which may be of any type."""
     try:
         return importlib.import_module("torch"), None
     except Exception as error:
@@ -80,7 +82,7 @@ def _torch() -> Iterator[Finding]:
 
 
 def _optional(name: str, ask: Callable[[], object], use: str) -> Iterator[Finding]:
-    """A library that works where it is: `ask` returns its version, or how many it finds."""
+    """Report on an optional library. ask: returns its version, or a number of devices."""
     try:
         found = ask()
     except errors.UnavailableError as error:
@@ -124,7 +126,7 @@ def _nccl() -> Iterator[Finding]:
 def _nccl_shim() -> Iterator[Finding]:
     try:
         shim = _library.path().parent / "libthinwire_nccl_shim.so"
-    except errors.UnavailableError:  # of the library, which has its own line
+    except errors.UnavailableError:  # libthinwire.so is missing; another line reports that
         return
     detail = f"for unchanged programs on NCCL: LD_PRELOAD={shim}"
     here = shim.is_file()
@@ -150,7 +152,7 @@ def _settings() -> Iterator[Finding]:
 
 def _check_codec(specs: str) -> None:
     """InvalidArgumentError for a codec that does not exist."""
-    with contextlib.suppress(errors.UnavailableError):  # of the library, which has its own line
+    with contextlib.suppress(errors.UnavailableError):  # another line reports a missing library
         for spec in specs.split(";"):
             if spec != "auto":
                 codec_info(spec)

@@ -1,5 +1,5 @@
-"""Limits of the error of encoding, and of sums of exchanges with error feedback, in fp64: what
-`thinwire doctor --canary` holds results against."""
+"""Limits of the error of encoding, and of sums of exchanges with error feedback, in fp64.
+`thinwire doctor --canary` checks results against them."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ CODECS = (
 )  # fmt: skip
 STEPS = 4
 
-BLOCK = 256  # of the codecs' default, and of the norms below
-SLACK = 1.001  # fp32's rounding inside of an encoder, which moves what lies between two codes
-TINY = 2.0**-100  # of a block whose elements are all smaller nothing is sent
+BLOCK = 256  # the codecs' default, and the block of the norms below
+SLACK = 1.001  # for fp32's rounding in an encoder, which may move a value to the other code
+TINY = 2.0**-100  # blocks whose elements are all smaller are sent as zeros
 
 
 class Size(NamedTuple):
-    """Limits of a tensor's magnitude: of each element, and of the L2 norm of each 256 of them."""
+    """Limits of a tensor's magnitude: of each element, and of the L2 norm of each block of 256."""
 
     element: torch.Tensor
     norm: torch.Tensor
@@ -37,7 +37,7 @@ class Size(NamedTuple):
 
 
 def blocks(x: torch.Tensor, block: int = BLOCK) -> torch.Tensor:
-    """The last dimension as blocks, filled up with zeros."""
+    """Return the last dimension as blocks, padded with zeros."""
     missing = -x.shape[-1] % block
     return torch.nn.functional.pad(x, (0, missing)).unflatten(-1, (-1, block))
 
@@ -47,7 +47,7 @@ def spread(of_block: torch.Tensor, count: int, block: int = BLOCK) -> torch.Tens
 
 
 def size_of(element: torch.Tensor | None, norm: torch.Tensor | None, count: int) -> Size:
-    """Each of the two limits the other one."""
+    """Return both limits; derive a missing one from the other."""
     if element is None:
         return Size(spread(norm, count), norm)
     of_elements = blocks(element).norm(dim=-1)
@@ -57,22 +57,23 @@ def size_of(element: torch.Tensor | None, norm: torch.Tensor | None, count: int)
 
 
 def loss(spec: str, x: Size) -> Size:
-    """Limits of x - decode(encode(x)) for every x within these limits, by compress/FORMAT.md.
+    """Return limits of x - decode(encode(x)) for every x within these limits, by
+    compress/FORMAT.md.
 
     With m the largest magnitude of a block and s its scale:
         fp32: 0.  bf16: half a unit of its 8 bits, |x| / 256.
-        int8, int4: s / 2, where s <= m / qmax * (1 + 2^-7), since scales round up to bf16.
+        int8, int4: s / 2, where s <= m / qmax * (1 + 2^-7), because scales round up to bf16.
             rounding=stochastic: s. hadamard=1, in full blocks: the transform keeps L2 norms, and
-            its m is at most the L1 norm / 16. Of its 256 codes each loses s / 2, with s of
-            0.8 m, and those that are clamped, above 0.8 m, 0.2 m at most, which is a 16th of the
+            its m is at most the L1 norm / 16. Each of its 256 codes loses at most s / 2, with s
+            from 0.8 m; clamped values, above 0.8 m, lose at most 0.2 m, which is a 16th of the
             squared norm.
         onebit: an element becomes ± the mean; ||x| - mean| is at most the larger of both, and the
             L2 norm does not grow.
-        topk: an element that is not sent. ternary: that, or what is left of one that is cut to the
-            threshold.
-        adaptive: the transform keeps L2 norms. A code is off by 26/32 of the block's root mean
-            square at most, or clamped, which loses less than its value: the squared norm is
-            1 + (26/32)^2 times that of x at most.
+        topk: elements that are not sent. ternary: likewise, and the rest of elements that are cut
+            to the threshold.
+        adaptive: the transform keeps L2 norms. A code is off by at most 26/32 of the block's root
+            mean square, or is clamped, which loses less than its value: the squared norm is at most
+            1 + (26/32)^2 times that of x.
     """
     info = codec_info(spec)
     parameters = {parameter.key: parameter.value for parameter in info.parameters}
@@ -114,17 +115,16 @@ def tiny(x: Size) -> Size:
 
 
 class Limits(NamedTuple):
-    """After one more step: of the sum of the results so far, of that the part that is rounding, and
-    of one step's."""
+    """Limits after one more step: of the sum of the results so far, of its part that is rounding,
+    and of one step's result."""
 
     error: Size
     rounding: torch.Tensor
 
 
 class Route(NamedTuple):
-    """The codecs that a tensor goes through: on its way to the owner, where a grid encodes a second
-    time, and from there; None: it is encoded once. feedback: each use adds to its input what the
-    use before has lost."""
+    """The codecs that encode a tensor: on the way to the owner, where a grid encodes it a second
+    time, and from the owner; None: it is encoded once. feedback: whether residuals are kept."""
 
     up: str
     down: str | None
@@ -133,17 +133,17 @@ class Route(NamedTuple):
 
 
 def limits(route: Route, x: Size, total: Size, ranks: int, scale: float) -> Iterable[Limits]:
-    """Limits of the error of the sum of t results, for t = 1, 2, ...
+    """Yield limits of the error of the sum of t results, for t = 1, 2, ...
 
-    x: of any rank's input; total: of the exact sum. scale: 1, or 1 / ranks for a mean.
+    x: limits of any rank's input; total: of the exact sum. scale: 1, or 1 / ranks for a mean.
 
     With e a rank's residual, x + e is encoded, e' = loss(x + e) is kept, and x + e - e' enters the
-    sum. So residuals add up to what t sums are short of. The owner's result y has a residual of its
-    own, f' = loss(y + f). Hence the error is at most scale * ranks * e + f, whatever t is. For
-    codecs that lose less than half of m it stays there; for the others the limit grows, and the
-    canary's third comparison is the sharper one. Limits of elements of a row's sum are those of
-    its ranks, added up, so the shape of the grid does not matter. Without feedback every step loses
-    as much, and e and f grow with t."""
+    sum. So the sum of residuals is the error of t sums. The owner's result y has its own residual,
+    f' = loss(y + f). Hence the error is at most scale * ranks * e + f for every t. For codecs that
+    lose less than half of m this limit is constant; for the others it grows, and the canary's third
+    comparison is sharper. Limits of elements of a row's sum are the sums of its ranks' limits, so
+    the shape of the grid does not matter. Without feedback every step loses as much, and e and f
+    grow with t."""
     kept = again = last = nothing = x.times(0.0)
     for step in range(1, STEPS + 1):
         kept = _next(route.up, x, kept, route.feedback)
@@ -153,7 +153,7 @@ def limits(route: Route, x: Size, total: Size, ranks: int, scale: float) -> Iter
         if route.down is not None:
             y = total.plus(e, 2.0 * ranks).times(scale)
             last = _next(route.down, y, last, route.feedback)
-        # Decoded values are within the norm of their block, with what is kept of it.
+        # The magnitude of decoded values is at most the norm of their block plus its residual.
         largest = x.plus(e, 2.0).norm * (scale * ranks) + last.norm
         rounding = spread(largest * (step * (ranks + 8) * 2.0**-24), x.element.numel()) + TINY
         error = nothing.plus(e, scale * ranks).plus(last)

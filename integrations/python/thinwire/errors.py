@@ -1,5 +1,5 @@
-"""The errors and warnings of thinwire. Every message names the rank, the tensor, what was expected,
-what came, and the fix."""
+"""The errors and warnings of thinwire. Every message names the rank, the tensor, the expected and
+the actual value, and the fix."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import warnings
 
 
 class Error(RuntimeError):
-    """Any failure that thinwire reports; an aborted group and our own faults have this type."""
+    """Base class of all errors of thinwire. Aborted groups and internal errors have this type."""
 
 
 class InvalidArgumentError(Error, ValueError):
-    """Bad input, seen before anything was sent."""
+    """Bad input, found before anything was sent."""
 
 
 class MismatchError(Error):
@@ -29,11 +29,13 @@ class PeerLostError(Error, ConnectionError):
 
 
 class DataLossError(Error):
-    """Data of a peer came damaged, as `checksum=True` finds out."""
+    """Data is damaged or lost: bytes of a peer (found by `checksum=True`), a store's journal, or
+    state of which no rank has a good copy."""
 
 
 class OutOfMemoryError(Error, MemoryError):
-    """A device, or pinned host memory, is full. Where torch is used, it says what that keeps."""
+    """A device, pinned or host memory is full. The message has the GPU memory that torch's
+    allocator keeps, if torch is used."""
 
 
 class UnavailableError(Error):
@@ -41,13 +43,13 @@ class UnavailableError(Error):
 
 
 def again(error: Error) -> Error:
-    """The same error for another raise. What is raised keeps the frames that it goes through, and
-    all that they hold, such as a model and its process group; what is kept must not."""
+    """Return a copy of the error to raise. A raised exception keeps its stack frames and all their
+    objects alive, such as a model and its process group, so a stored error must not be raised."""
     return type(error)(*error.args)
 
 
-# tw_status of integrations/c/thinwire.h -> the error's type. TW_ABORTED (6) and TW_INTERNAL (7)
-# have no type of their own.
+# The type of the error for each tw_status of integrations/c/thinwire.h. TW_ABORTED (6) and
+# TW_INTERNAL (7) have no type of their own.
 _BY_STATUS: dict[int, type[Error]] = {
     1: InvalidArgumentError,
     2: MismatchError,
@@ -63,12 +65,12 @@ _ABORTED = 6
 
 
 def to_status(error: Error) -> int:
-    """The `tw_status` that stands for an error that a caller gives as its reason to abort."""
+    """Return the `tw_status` of an error that a caller passes as the reason to abort."""
     return next((code for code, kind in _BY_STATUS.items() if isinstance(error, kind)), _ABORTED)
 
 
 def from_status(status: int, message: str) -> Error:
-    """The error that stands for a `tw_status` other than TW_OK."""
+    """Return the error for a `tw_status` other than TW_OK."""
     kind = _BY_STATUS.get(status, Error)
     return kind(message + _kept_by_torch() if kind is OutOfMemoryError else message)
 
@@ -93,7 +95,7 @@ _PACKAGE = __name__.partition(".")[0]
 
 
 def warn(message: str) -> None:
-    """Issue a UserWarning at the innermost caller that is outside this package."""
+    """Issue a UserWarning at the innermost caller outside this package."""
     frame, level = inspect.currentframe(), 1
     while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] == _PACKAGE:
         frame, level = frame.f_back, level + 1

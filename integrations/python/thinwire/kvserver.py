@@ -1,5 +1,5 @@
-"""A process that serves a store of thinwire.kvstore: `thinwire serve`. It imports no torch, so that
-a server which was killed is back at once."""
+"""A process that serves a store of thinwire.kvstore: `thinwire serve`. It does not import torch, so
+that a server that was killed restarts quickly."""
 
 from __future__ import annotations
 
@@ -38,11 +38,17 @@ _LOOK_S = 2.0  # for the rendezvous store, before the journal is asked if the ru
 def serve_here(
     timeout_s: float | None = None, journal: str | None = None, *, awaits_workers: bool = False
 ) -> None:
-    """Serve the first store of the workers, until they have left. Arguments as kvstore.create() has
-    them. awaits_workers: timeout_s begins when worker 0 makes its store, however late that is.
+    """Serve the first store of the workers, until they have left.
 
-    Raises what it does, and InvalidArgumentError unless the launcher's variables make this process
-    a server."""
+    Args:
+        timeout_s: as kvstore.create() takes it.
+        journal: as kvstore.create() takes it.
+        awaits_workers: timeout_s begins only when worker 0 creates its store.
+
+    Raises:
+        InvalidArgumentError: the launcher's variables do not make this process a server.
+        Error: the errors of kvstore.create().
+    """
     settings = config.resolve(timeout_s=timeout_s)
     role = launch.store_role()
     if role.role != "server":
@@ -70,7 +76,7 @@ def serve_here(
 
 
 def store_options(settings: Config, journal: str | os.PathLike[str] | None) -> _library.KvOptions:
-    """Return the options that all members set alike: timeout and journal."""
+    """Return the options that are equal on all members: timeout and journal."""
     options = _library.KvOptions()
     _library.load().tw_kv_options_init_sized(byref(options), ctypes.sizeof(options))
     options.timeout_ms = milliseconds(settings.timeout_s or DEFAULT_TIMEOUT_S)
@@ -80,7 +86,7 @@ def store_options(settings: Config, journal: str | os.PathLike[str] | None) -> _
 
 
 def place(options: _library.KvOptions, role: launch.StoreRole, settings: Config) -> None:
-    """Tell them of the members, and how they meet."""
+    """Set the options that describe the members, and how they connect."""
     if options.journal and role.rank is None:
         raise InvalidArgumentError(
             f"the store's journal is {options.journal.decode()!r}, but under DMLC_ROLE a server "
@@ -97,7 +103,7 @@ def place(options: _library.KvOptions, role: launch.StoreRole, settings: Config)
 
 
 def rank_of(role: launch.StoreRole, meeting) -> int:
-    """Its rank, or the next one. meeting: has the add() of torch's store."""
+    """Return its rank, or the next free one. meeting: a store with add(), as torch's."""
     if role.rank is not None:
         return role.rank
     number = meeting.add(f"{role.role}s", 1) - 1
@@ -147,7 +153,7 @@ def _is_over(options: _library.KvOptions) -> bool:
 
 
 def group_of(number: int) -> bytes:
-    """The key prefix of the process's store with that number, from 0."""
+    """Return the key prefix of this process's store with this number, from 0."""
     return f"thinwire.kvstore/{number}".encode()
 
 
@@ -169,7 +175,8 @@ def serve(options: _library.KvOptions, store: Store, number: int) -> None:
 
 @contextlib.contextmanager
 def _ended_by_ctrl_c() -> Iterator[None]:
-    """The call below returns when the run is over, and Python's own handler would wait for it."""
+    """Let Ctrl-C end the process at once: Python's own handler would wait for the C call to
+    return, at the end of the run."""
     is_main = threading.current_thread() is threading.main_thread()
     if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield

@@ -1,5 +1,5 @@
-"""The words for a store's optimizer and codec: MXNet's and torch's, and those of the library that
-they become."""
+"""Converts MXNet's and torch's descriptions of a store's optimizer and codec into the library's
+specs."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import torch
 from thinwire.arguments import is_text
 from thinwire.errors import InvalidArgumentError
 
-# Names of an optimizer's numbers, MXNet's and torch's, and the library's.
+# Names of an optimizer's numbers: MXNet's or torch's, and the library's.
 _NUMBERS = {
     "learning_rate": "lr", "lr": "lr", "momentum": "momentum", "nesterov": "nesterov",
     "wd": "weight_decay", "weight_decay": "weight_decay", "beta1": "beta1", "beta2": "beta2",
     "epsilon": "eps", "eps": "eps", "lr_decay": "lr_decay", "rescale_grad": "rescale",
 }  # fmt: skip
-# Numbers of torch's optimizers that may only have these values; the rest does not change a result.
+# Numbers of torch's optimizers that must have these values; other numbers do not change results.
 _FIXED = {"dampening": 0, "amsgrad": False, "maximize": False, "initial_accumulator_value": 0}
 _TORCH_OPTIMIZERS = {
     torch.optim.SGD: "sgd",
@@ -29,7 +29,7 @@ _TORCH_OPTIMIZERS = {
 
 
 def optimizer_spec(optimizer: str | torch.optim.Optimizer, **numbers: float) -> str:
-    """Return the library's words for what set_optimizer() takes: "sgd:lr=0.1,momentum=0.9"."""
+    """Return the library's spec for set_optimizer()'s arguments: "sgd:lr=0.1,momentum=0.9"."""
     if isinstance(optimizer, torch.optim.Optimizer):
         optimizer, taken = _of_torch(optimizer)
         numbers = taken | numbers
@@ -51,7 +51,7 @@ def optimizer_spec(optimizer: str | torch.optim.Optimizer, **numbers: float) -> 
 
 
 def _of_torch(optimizer: torch.optim.Optimizer) -> tuple[str, dict[str, float]]:
-    """The name and numbers of an optimizer of torch's that servers can apply."""
+    """Return the name and numbers of a torch optimizer that servers can apply."""
     name = _TORCH_OPTIMIZERS.get(type(optimizer))
     if name is None or len(optimizer.param_groups) != 1:
         raise InvalidArgumentError(
@@ -76,7 +76,7 @@ def _of_torch(optimizer: torch.optim.Optimizer) -> tuple[str, dict[str, float]]:
 
 
 def codec_spec(compression: str | dict[str, Any]) -> bytes:
-    """Return the library's words for what set_gradient_compression() takes: "int4:down=fp32"."""
+    """Return the library's spec for set_gradient_compression()'s argument: "int4:down=fp32"."""
     words = compression if isinstance(compression, dict) else {"type": compression}
     kind = words.get("type")
     if kind == "1bit":

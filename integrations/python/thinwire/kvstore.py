@@ -14,7 +14,7 @@ A worker::
     kv.wait()
 
 Workers push gradients to keys on servers and pull values from them; the servers apply an optimizer
-by its name and numbers. docs/how-to/parameter-server.md tells how processes are started."""
+by its name and numbers. docs/how-to/parameter-server.md says how to start processes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from thinwire.torch.group import TorchStore
 __all__ = ["KVStore", "create"]
 
 _WITH_NUMBERS = ("dist_ssp:", "dist_sync:")
-# MXNet's types; it looks for "async" and "dist" in them, in any order.
+# MXNet's types. MXNet itself only searches them for "async" and "dist".
 _MODES = {
     "dist": "sync",
     "dist_sync": "sync",
@@ -51,9 +51,9 @@ _MODES = {
 }
 _LOCAL = ("local", "device", "local_allreduce_cpu", "local_allreduce_device")
 _SCHEDULER_POLL_S = 0.1
-_SCHEDULER_LINGER_S = 1.0  # what it has answered last is read by then
+_SCHEDULER_LINGER_S = 1.0  # seconds in which members read the scheduler's last answers
 
-_numbers = itertools.count()  # of the stores of this process
+_numbers = itertools.count()  # numbers of this process's stores
 
 
 def create(
@@ -64,31 +64,38 @@ def create(
     timeout_s: float | None = None,
     journal: str | os.PathLike[str] | None = None,
 ) -> KVStore:
-    """Make this process's store. A process that serves, or is MXNet's scheduler, does so here until
-    all workers have left, and then exits.
+    """Create this process's store. In a server, or in MXNet's scheduler, this call serves until all
+    workers have left, and then exits the process.
 
     Args:
         name: "dist_sync": a step is applied when all workers have pushed it. "dist_async": a push
             is applied when it arrives. "dist_ssp:staleness=k": as async, but no gradient is applied
             that is older than k updates for each worker. "dist_sync:quorum=k,grace=s": a step is
-            applied when all workers have pushed it, or when k have and then s seconds have passed,
-            as the mean of its pushes by weight; a late push counts in the next step. "local": this
-            process alone. MXNet's other spellings with "device" are the same.
+            applied when all workers have pushed it, or s seconds after k workers have, as the
+            weighted mean of its pushes; a late push counts in the next step. "local": only this
+            process. MXNet's other spellings with "device" mean the same.
         codec: as set_gradient_compression() takes it; None: no compression.
-        slice_elements: keys are cut into slices of so many elements, which have priorities and go
-            to different servers; a multiple of 4096; 0: 65,536, or fewer, so that a slice has
-            80 KiB at most on the wire: 16,384 in fp32.
-        timeout_s: of meeting and of each wait; None: THINWIRE_TIMEOUT_S, else 60.
-        journal: a folder in which servers keep journals: one that was killed and is started again
-            on its host, with its rank, goes on with the same bits, and workers wait for it until
+        slice_elements: elements of each slice of a key; slices have priorities and go to different
+            servers. A multiple of 4096; 0: 65,536, or fewer, so that a slice has at most 80 KiB on
+            the wire: 16,384 in fp32.
+        timeout_s: seconds, of connecting and of each wait; None: THINWIRE_TIMEOUT_S, else 60.
+        journal: a folder for the servers' journals. A server that was killed and is started again
+            on its host, with its rank, recovers with the same bits, and workers wait for it until
             timeout_s; it exits if all workers had left. "FOLDER,bytes=N": a snapshot after N bytes
-            of messages (2^30); ",durable=fsync": on the disk before they are answered. None:
-            THINWIRE_KV_JOURNAL, else none. "local" has none.
+            of messages (2^30); ",durable=fsync": messages are on the disk before they are answered.
+            None: THINWIRE_KV_JOURNAL, else no journal. "local" has none.
 
-    Raises DataLossError for a damaged journal, MismatchError for one of other numbers of members,
-    and for a worker that joins a run of dist_sync or has other keys than the run,
-    InvalidArgumentError if the name or a variable of the environment can't be,
-    UnavailableError without libzmq, TimeoutError if members do not come."""
+    Returns:
+        The worker's store.
+
+    Raises:
+        DataLossError: the journal is damaged.
+        MismatchError: the journal is of other numbers of members; or this worker joins a run of
+            dist_sync, or has other keys than the run.
+        InvalidArgumentError: the name or an environment variable is not valid.
+        UnavailableError: libzmq is missing.
+        TimeoutError: not all members came in time.
+    """
     mode = _mode_of(name)
     settings = config.resolve(timeout_s=timeout_s)
     if journal is not None:
@@ -135,7 +142,7 @@ def _mode_of(name: str) -> str:
     if isinstance(name, str) and name in _MODES:
         return _MODES[name]
     if isinstance(name, str) and name.startswith(_WITH_NUMBERS):
-        return name.removeprefix("dist_")  # the library says what is wrong with it
+        return name.removeprefix("dist_")  # the library reports an unknown mode
     raise InvalidArgumentError(
         f"the store's type is {name!r}, expected local, dist_sync, dist_async, "
         "dist_ssp:staleness=2 or dist_sync:quorum=2,grace=0.5"
@@ -143,13 +150,13 @@ def _mode_of(name: str) -> str:
 
 
 def _serve_here(options: _library.KvOptions) -> threading.Thread:
-    """A server that is a thread of this process, and ends when its one worker has left."""
+    """Start a server on a thread of this process, which ends when its only worker has left."""
     options.local_group = f"thinwire.kvstore/{os.getpid()}/{next(_numbers)}".encode()
     served = _library.KvOptions.from_buffer_copy(options)
     served.rank = 1
     library = _library.load()
 
-    def serve(_texts: _library.KvOptions = options) -> None:  # which own what `served` points to
+    def serve(_texts: _library.KvOptions = options) -> None:  # keeps the memory of `served` alive
         library.tw_kv_serve(byref(served))
 
     thread = threading.Thread(target=serve, daemon=True)
@@ -158,7 +165,7 @@ def _serve_here(options: _library.KvOptions) -> threading.Thread:
 
 
 def _release(options: _library.KvOptions, thread: threading.Thread) -> None:
-    """Ends the server of a store that could not be made: a worker comes, and leaves at once."""
+    """End the server of a store that could not be created, by a worker that leaves at once."""
     options.codec, options.slice_elements, handle = None, 0, c_void_p()
     options.mode = b"sync"
     if _library.load().tw_kv_create(byref(options), byref(handle)) == 0:
@@ -167,7 +174,7 @@ def _release(options: _library.KvOptions, thread: threading.Thread) -> None:
 
 
 def _meet(role: launch.StoreRole, timeout: timedelta) -> dist.Store:
-    """The board on which members find each other. MXNet's scheduler stays here, and exits."""
+    """Return the rendezvous store of the members. MXNet's scheduler serves it here, and exits."""
     try:
         return _board(role, timeout)
     except dist.DistError as error:
@@ -192,7 +199,7 @@ def _board(role: launch.StoreRole, timeout: timedelta) -> dist.Store:
     )
     if not is_scheduler:
         return store
-    # Members know each other when all workers are connected, and nobody needs it any more.
+    # When all workers are connected, no member needs this store any more.
     while store.add("connected", 0) < role.workers:
         time.sleep(_SCHEDULER_POLL_S)
     time.sleep(_SCHEDULER_LINGER_S)

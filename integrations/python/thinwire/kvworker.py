@@ -1,5 +1,5 @@
-"""KVStore: a worker's side of a store. It checks keys and tensors, and brings pulled values to
-where they belong."""
+"""KVStore: a worker's side of a store. It checks keys and tensors, and copies pulled values to the
+caller's tensors."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Values = torch.Tensor | Sequence[torch.Tensor]
 
 @dataclass
 class _Landing:
-    """Where a pulled value lies on the host, and the tensors that it is copied to by wait()."""
+    """A pulled value's memory on the host, and the tensors that wait() copies it to."""
 
     buffer: torch.Tensor
     outs: list[torch.Tensor]
@@ -36,28 +36,28 @@ class _Landing:
 
 
 class KVStore:
-    """One worker's store; create() makes it. One thread uses it.
+    """One worker's store; create() returns it. Not thread-safe.
 
     Keys are whole numbers or text, the same on all workers. A value is a float32, bfloat16 or
-    float16 tensor of any shape on any device; a list of tensors in its place is summed by push, and
-    all of them are written by pull. With a list of keys there is one value for each.
+    float16 tensor of any shape on any device. It may be a list of tensors: push sums them, and pull
+    writes all of them. With a list of keys there is one value for each key.
 
-    A row-sparse value is a table of shape (rows, width), such as the weight of an embedding. A push
-    of it is a sparse tensor (Embedding(sparse=True) makes them), and only the rows that it has are
-    sent and updated; row_sparse_pull() gets the rows that are needed.
+    A row-sparse value is a table of shape (rows, width), such as the weight of an embedding. It is
+    pushed as a sparse tensor (Embedding(sparse=True) makes them), and only the rows in it are sent
+    and updated; row_sparse_pull() pulls the rows that are needed.
 
-    With all types but dist_sync a worker may join a run, or come back after it was killed: until
-    its first push, init(), set_optimizer(), barrier() and load_optimizer_states() return at once,
-    and its values are the store's, which it pulls before it computes a gradient.
+    With all types but dist_sync a worker may join a run, or return after it was killed. Until its
+    first push, init(), set_optimizer(), barrier() and load_optimizer_states() return at once, and
+    the store keeps its values, which the worker must pull before it computes a gradient.
 
-    Every method raises the typed errors of thinwire; after a PeerLostError, MismatchError or
-    TimeoutError the store has failed, and each later call raises the same.
+    Every method raises the typed errors of thinwire. After a PeerLostError, MismatchError or
+    TimeoutError the store has failed, and each later call raises the same error.
 
     Attributes:
-        type: as create() got it.
+        type: the name that was passed to create().
         rank: number of this worker, from 0.
-        num_workers: how many workers there were at the start.
-        has_joined: this worker came when the others had set the store up.
+        num_workers: the number of workers at the start.
+        has_joined: whether the store was set up before this worker came.
     """
 
     def __init__(self, name: str, options: _library.KvOptions, keep: Sequence[object]) -> None:
@@ -75,17 +75,18 @@ class KVStore:
         self._keep = keep
         self._landings: dict[str, _Landing] = {}
         self._tables: dict[str, torch.Size] = {}  # shapes of row-sparse values
-        # Also at the interpreter's end, so that others hear that this worker has left.
+        # Also when the interpreter exits, so that the others learn that this worker has left.
         self._destroy = weakref.finalize(self, self._library.tw_kv_destroy, handle)
 
     def init(self, key: Key | Sequence[Key], value: Values, *, row_sparse: bool = False) -> None:
-        """Add keys with worker 0's values, exact. All workers call it, in the same order.
+        """Add keys with worker 0's values, uncompressed. All workers call it, in the same order.
 
         Args:
             key: one or a list of keys.
-            value: a tensor for each.
-            row_sparse: the values are row-sparse. A value that is a sparse tensor, with one sparse
-                dimension, is so anyway."""
+            value: a tensor for each key.
+            row_sparse: whether the values are row-sparse. A sparse tensor with one sparse dimension
+                always is.
+        """
         check_flag("row_sparse", row_sparse)
         array, tables = [], {}
         for name, parts in _pairs(key, value, "value"):
@@ -114,12 +115,20 @@ class KVStore:
         *,
         weight: float = 1.0,
     ) -> None:
-        """Send gradients, which may be reused at once. A higher priority goes first. With dist_sync
-        it waits while eight pushes of the key before it lack those of other workers. Of a
-        row-sparse key the rows of a sparse tensor are sent, of which some may come twice; or those
-        of a dense one that are not zero. weight: with dist_sync:quorum=k,grace=s a positive number,
-        such as the samples or tokens of the gradient: an update is the mean of its pushes by
-        weight. Raises InvalidArgumentError for another one, and in other modes for one but 1."""
+        """Send gradients; the tensors may be reused at once. With dist_sync it blocks while eight
+        earlier pushes of the key wait for those of other workers.
+
+        Args:
+            key: one or a list of keys.
+            value: a tensor for each key. For a row-sparse key: a sparse tensor, whose rows may
+                repeat, or a dense one, of which the rows that are not zero are sent.
+            priority: a higher one goes first.
+            weight: with dist_sync:quorum=k,grace=s a positive number, such as the samples or tokens
+                of the gradient: an update is the weighted mean of its pushes. Otherwise 1.
+
+        Raises:
+            InvalidArgumentError: an argument is not valid.
+        """
         whole_number("priority", priority)
         _check_weight(weight)
         for name, parts in _pairs(key, value, "value"):
@@ -142,8 +151,18 @@ class KVStore:
         *,
         wait: bool = True,
     ) -> None:
-        """Write values to `out`. wait=False: they are there after wait(). Raises
-        InvalidArgumentError for a row-sparse key: row_sparse_pull() gets its rows."""
+        """Write values to `out`.
+
+        Args:
+            key: one or a list of keys.
+            out: a tensor for each key.
+            priority: a higher one goes first.
+            wait: False: return at once; the values are in `out` after wait().
+
+        Raises:
+            InvalidArgumentError: an argument is not valid, or a key is row-sparse; pull its rows
+                with row_sparse_pull().
+        """
         whole_number("priority", priority)
         pairs = _pairs(key, out, "out")
         for name, outs in pairs:
@@ -170,15 +189,23 @@ class KVStore:
         *,
         weight: float = 1.0,
     ) -> None:
-        """Push `value` and pull to `out` (None: to `value`) by one message. It returns at once:
-        `out` is read after wait(), so that the exchanges of many keys overlap.
+        """Push and pull in one message. It returns at once, so that the exchanges of many keys
+        overlap; read `out` after wait().
 
-        row_ids: the rows that are pulled of a row-sparse key, whose `out` is as that of
-        row_sparse_pull(); they need not be those of `value`. With a list of keys one for each, None
-        for a dense one. Raises InvalidArgumentError for a row-sparse key without `out` and
-        row_ids, and for a dense one with row_ids.
+        Args:
+            key: one or a list of keys.
+            value: as push() takes it.
+            out: a tensor for each key; None: `value`. For a row-sparse key as row_sparse_pull()
+                takes it.
+            priority: a higher one goes first.
+            row_ids: the rows to pull of a row-sparse key, which need not be those of `value`; None
+                for a dense key. With a list of keys, a list with one for each.
+            weight: as push() takes it.
 
-        weight: as push() takes it."""
+        Raises:
+            InvalidArgumentError: an argument is not valid, a row-sparse key has no `out` or
+                row_ids, or a dense key has row_ids.
+        """
         whole_number("priority", priority)
         _check_weight(weight)
         names = _pairs(key, value, "value")
@@ -214,21 +241,24 @@ class KVStore:
         priority: int = 0,
         row_ids: torch.Tensor | Sequence[int] | Sequence[torch.Tensor] | None = None,
     ) -> torch.Tensor | list[torch.Tensor] | None:
-        """Get rows of row-sparse keys; returns when they are there.
+        """Pull rows of row-sparse keys, and wait for them.
 
         Args:
             key: one or a list of keys.
-            out: a tensor of the key's shape, or a list of them: in a dense one the rows that are
-                asked for are written and the others stay, a sparse one has these rows alone
-                afterwards. None: the rows are returned.
+            out: a tensor of the key's shape, or a list of them. In a dense tensor the requested
+                rows are written and the others stay unchanged; a sparse tensor has only these rows
+                afterwards. None: return the rows.
             priority: a higher one goes first.
-            row_ids: the numbers of rows, of any shape, in any order, also more than once; with a
-                list of keys one for each.
+            row_ids: row numbers, of any shape and in any order; they may repeat. With a list of
+                keys, a list with one for each.
 
-        Returns the rows without `out`: a float32 tensor of shape row_ids.shape + (width,), as
-        torch.nn.functional.embedding would give them, or a list of them. Raises
-        InvalidArgumentError for a row that there is none of, and for a key that is not
-        row-sparse."""
+        Returns:
+            None with `out`. Else a float32 tensor of shape row_ids.shape + (width,), as
+            torch.nn.functional.embedding returns it, or a list of them.
+
+        Raises:
+            InvalidArgumentError: a row does not exist, or a key is not row-sparse.
+        """
         whole_number("priority", priority)
         names = _names(key)
         targets = [[] for _ in names] if out is None else [o for _, o in _pairs(key, out, "out")]
@@ -247,66 +277,79 @@ class KVStore:
     def broadcast(
         self, key: Key | Sequence[Key], value: Values, out: Values, priority: int = 0
     ) -> None:
-        """init(), then pull()."""
+        """Call init(), then pull()."""
         self.init(key, value)
         self.pull(key, out, priority)
 
     def wait(self, key: Key | Sequence[Key] | None = None) -> None:
-        """Block until the pulls of these keys, or all, have written their values."""
+        """Block until the pulls of these keys (None: of all keys) have written their values."""
         names = list(self._landings) if key is None else _names(key)
         for name in names:
             self._land(name)
 
     def set_optimizer(self, optimizer: str | torch.optim.Optimizer, **numbers: float) -> None:
-        """Say how servers apply gradients; all workers call it. Until then a pull returns the sum
-        of a step's pushes, and dist_async has no rule at all.
+        """Set how servers apply gradients. All workers call it. Before that a pull returns the sum
+        of a step's pushes, and dist_async has no rule. A call with the present optimizer and other
+        numbers, such as a new learning rate, keeps its state.
 
         Args:
             optimizer: "sgd", "nag", "adam", "adamw", "adagrad"; "add": value += lr * gradient;
-                "sum"; or an optimizer of torch.optim with one group, whose numbers are taken.
+                "sum"; or an optimizer of torch.optim with one group, whose numbers are used.
             numbers: those of the optimizer by MXNet's or torch's names: learning_rate, momentum,
-                wd, beta1, beta2, epsilon, nesterov, lr_decay, and rescale_grad: gradients are
-                multiplied by it. With dist_sync a gradient is the sum of all workers', so a mean
-                takes rescale_grad=1/num_workers.
-
-        Other numbers for the present optimizer, such as a new learning rate, keep its state."""
+                wd, beta1, beta2, epsilon, nesterov, lr_decay, and rescale_grad, a factor on
+                gradients. With dist_sync a gradient is the sum over all workers, so use
+                rescale_grad=1/num_workers for a mean.
+        """
         spec = kvspecs.optimizer_spec(optimizer, **numbers)
         self._check(self._library.tw_kv_set_optimizer(self._alive(), spec.encode()))
 
     def set_gradient_compression(self, compression: str | dict[str, Any]) -> None:
-        """Set the codec of keys that are initialised from then on, on all workers: "int4",
-        "int8:down=fp32" (gradients up with error feedback, values down), or {"type": "int4"}.
-        MXNet's {"type": "2bit", "threshold": 0.5} is "ternary:threshold=0.5,down=fp32": a worker
-        sends the same values, to the bit. Raises InvalidArgumentError for any other codec or key,
-        and for MXNet's "1bit"."""
+        """Set the codec of keys that are initialized later. All workers call it.
+
+        Args:
+            compression: a codec such as "int4" or "int8:down=fp32" (gradients up with error
+                feedback, values down), or {"type": "int4"}. MXNet's
+                {"type": "2bit", "threshold": 0.5} is "ternary:threshold=0.5,down=fp32": a worker
+                sends bit-identical values.
+
+        Raises:
+            InvalidArgumentError: the codec or a key is unknown, or it is MXNet's "1bit".
+        """
         self._check(self._library.tw_kv_set_codec(self._alive(), kvspecs.codec_spec(compression)))
 
     def is_capable(self, capability: str) -> bool:
-        """Return whether servers can do it: "optimizer", which MXNet asks for, "row_sparse"."""
+        """Return whether servers support it: "optimizer", which MXNet checks, or "row_sparse"."""
         return kvspecs.checked_text("capability", capability).lower() in (
             b"optimizer",
             b"row_sparse",
         )
 
     def barrier(self) -> None:
-        """Block until all workers are here. Pulls after it see all pushes before it."""
+        """Block until all workers have called it. Later pulls see all earlier pushes."""
         self._check(self._library.tw_kv_barrier(self._alive()))
 
     def save_optimizer_states(self, fname: str | os.PathLike[str]) -> None:
-        """Worker 0 writes values and optimizer states to a file, and each worker its residuals to
-        fname.worker-RANK; all workers call it. Raises InvalidArgumentError on all workers, and
-        former files stay, if one can't write or worker 0 is gone."""
+        """Write a checkpoint: worker 0 writes values and optimizer states to a file, and each
+        worker its residuals to fname.worker-RANK. All workers call it.
+
+        Raises:
+            InvalidArgumentError: on all workers: one cannot write, or worker 0 has left; the former
+                files are kept.
+        """
         self._check(self._library.tw_kv_save(self._alive(), kvspecs.checked_text("fname", fname)))
 
     def load_optimizer_states(self, fname: str | os.PathLike[str]) -> None:
-        """Read what save_optimizer_states() wrote, after the same init() calls and set_optimizer();
-        any number of servers will do. All workers call it. Raises InvalidArgumentError, and changes
-        nothing, if a file is missing, damaged, of another save or of another optimizer that keeps
-        arrays."""
+        """Load a checkpoint of save_optimizer_states(), after the same init() calls and
+        set_optimizer(), with any number of servers. All workers call it.
+
+        Raises:
+            InvalidArgumentError: on all workers: a file is missing, damaged, of another save, or of
+                another optimizer that keeps arrays; nothing was changed.
+        """
         self._check(self._library.tw_kv_load(self._alive(), kvspecs.checked_text("fname", fname)))
 
     def describe(self) -> str:
-        """Return text about keys, servers, bytes sent and pulls that wait."""
+        """Return text about keys, servers, bytes sent and pending pulls."""
         handle, size = self._alive(), c_size_t()
         self._check(self._library.tw_kv_describe(handle, None, 0, byref(size)))
         text = ctypes.create_string_buffer(size.value + 256)
@@ -320,8 +363,9 @@ class KVStore:
         return sent.value
 
     def close(self) -> None:
-        """Leave the store when all that was pushed has been taken. A second call does nothing."""
-        self._destroy()  # no pull writes to a landing any more
+        """Leave the store after the servers have received all pushes. A second call does
+        nothing."""
+        self._destroy()  # afterwards no pull writes to a landing
         self._landings.clear()
         for each in self._keep:
             if isinstance(each, threading.Thread):
@@ -364,7 +408,7 @@ class KVStore:
         parts: list[torch.Tensor] | None = None,
         weight: float = 1.0,
     ) -> _Landing:
-        """Pull rows, and push those of `parts` by the same message, with their weight."""
+        """Pull rows, and push those of `parts` with their weight in the same message."""
         if name not in self._tables:
             raise InvalidArgumentError(
                 f"key '{name}' is not row-sparse on this worker; call init(key, value, "
@@ -407,8 +451,8 @@ class KVStore:
         return total
 
     def _check_alike(self, name: str, part: torch.Tensor, first: torch.Tensor) -> None:
-        """InvalidArgumentError unless tensors of one key have one shape, since torch would repeat
-        the smaller one."""
+        """InvalidArgumentError unless the tensors of a key have the same shape; torch would
+        broadcast the smaller one."""
         if part.shape != first.shape:
             raise InvalidArgumentError(
                 f"rank {self.rank}, key '{name}': got tensors of shapes {tuple(first.shape)} and "
@@ -446,7 +490,7 @@ class KVStore:
 def take_work(
     store: KVStore, share: int, samples: int, batch: int, epochs: int, applied: int
 ) -> _library.KvWork:
-    """The next range of samples for a worker, as tw_kv_take says."""
+    """Return the next range of samples for a worker: tw_kv_take."""
     work = _library.KvWork()
     plan = (samples, batch, epochs, applied)
     store._check(store._library.tw_kv_take(store._alive(), share, *plan, byref(work)))
@@ -470,7 +514,7 @@ def _list(what: str, values: Any, expected: str = "a list of tensors") -> list:
 
 
 def _row_ids(key: Any, row_ids: Any) -> list:
-    """Those of each key."""
+    """Return the row ids of each key."""
     names = _names(key)
     is_list = isinstance(key, (list, tuple, range))
     wanted = _list(f"keys {names}: row_ids", row_ids) if is_list else [row_ids]
@@ -501,7 +545,7 @@ def _check_weight(value: object) -> None:
 
 
 def _pairs(key: Key | Sequence[Key], values: Any, what: str) -> list[tuple[str, list]]:
-    """Each key with its tensors."""
+    """Return each key with its tensors."""
     names = _names(key)
     is_list = isinstance(key, (list, tuple, range))
     groups = _list(f"keys {names}: {what}", values) if is_list else [values]

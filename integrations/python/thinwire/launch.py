@@ -1,11 +1,11 @@
-"""Where a process stands among all: rank, size and rendezvous, of whichever launcher started it.
+"""A process's rank, world size and rendezvous, from the variables of the launcher that started it.
 
     import thinwire.launch
     place = thinwire.launch.setup()  # under torchrun, srun, mpirun, ...; sets torch's variables
     torch.distributed.init_process_group("gloo")
 
-A launcher that is started by another one leaves the outer one's variables in place (torchrun under
-srun), so launchers are looked for from the inner to the outer. Nothing here needs torch."""
+A launcher that is started by another one leaves the outer one's variables set (torchrun under
+srun), so inner launchers are checked before outer ones. Nothing here needs torch."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ __all__ = ["Place", "StoreRole", "find", "launched", "setup", "store_role"]
 
 _log = logging.getLogger("thinwire")
 
-# Ports that are derived from a job's name: above those of services, below those that a kernel
-# gives to outgoing connections.
+# The range of ports that are derived from a job's name: above those of services, below those that a
+# kernel uses for outgoing connections.
 _FIRST_PORT, _LAST_PORT = 15000, 31999
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
-_LOOK_S = 0.05  # between two looks at ranks that run
-DEFAULT_PORT = 29500  # torch's own, where nothing tells jobs apart
+_LOOK_S = 0.05  # seconds between two checks of running ranks
+DEFAULT_PORT = 29500  # torch's default, used if jobs cannot be told apart
 
 
 @dataclass(frozen=True)
 class Place:
-    """address, port: where rank 0 listens for torch's rendezvous. source: the launcher, in
-    words."""
+    """A process's place in a job. address, port: where rank 0 listens for torch's rendezvous.
+    source: text that names the launcher."""
 
     rank: int
     size: int
@@ -59,7 +59,8 @@ class Place:
         )
 
     def variables(self) -> dict[str, str]:
-        """Those of torchrun, which torch.distributed.init_process_group reads."""
+        """Return the environment variables that torchrun sets and
+        torch.distributed.init_process_group reads."""
         return {
             "RANK": str(self.rank),
             "WORLD_SIZE": str(self.size),
@@ -71,8 +72,8 @@ class Place:
 
 
 class _Variables:
-    """A launcher's variables. A missing one, or one that is no number, is an InvalidArgumentError
-    that names it and the fix."""
+    """A launcher's variables. InvalidArgumentError, with the name and the fix, if one is missing or
+    not a number."""
 
     def __init__(self, environment: Mapping[str, str], launcher: str, fix: str) -> None:
         self._environment, self._launcher, self._fix = environment, launcher, fix
@@ -81,7 +82,7 @@ class _Variables:
         return self._environment.get(name) or None
 
     def text(self, *names: str) -> str:
-        """The first of these that is set."""
+        """Return the first of these that is set."""
         for name in names:
             if value := self._environment.get(name):
                 return value
@@ -106,9 +107,9 @@ class _Variables:
         address: str | None = None,
         job: str | None = None,
     ) -> Place:
-        """MASTER_ADDR and MASTER_PORT go before what the launcher says. address: rank 0's host, if
-        the launcher tells; None: loopback, if all ranks are on one host. job: the same on all ranks
-        of a job, and another one for other jobs, which keeps their ports apart."""
+        """Return the place. MASTER_ADDR and MASTER_PORT override the launcher's values. address:
+        rank 0's host, if the launcher gives it; None: loopback, if all ranks are on one host. job:
+        equal on all ranks of a job, and different for other jobs, so that they use other ports."""
         for number, count, words in (
             (rank, size, "rank {} of {}"),
             (local_rank, local_size, "local rank {} of {}"),
@@ -127,14 +128,14 @@ class _Variables:
 
 
 def port_of(job: str | None) -> int:
-    """A port for a job's name."""
+    """Return a port for a job's name."""
     if job is None:
         return DEFAULT_PORT
     return _FIRST_PORT + zlib.crc32(job.encode()) % (_LAST_PORT - _FIRST_PORT + 1)
 
 
 def _torch(variables: _Variables) -> Place:
-    """torchrun's and its likes': https://docs.pytorch.org/docs/stable/elastic/run.html."""
+    """torchrun and similar: https://docs.pytorch.org/docs/stable/elastic/run.html."""
     variables.text("MASTER_ADDR")
     variables.number("MASTER_PORT")
     return variables.place(
@@ -146,8 +147,8 @@ def _torch(variables: _Variables) -> Place:
 
 
 def _slurm(variables: _Variables) -> Place:
-    """srun's: https://slurm.schedmd.com/srun.html. The batch script itself has a SLURM_PROCID as
-    well, but no step."""
+    """srun: https://slurm.schedmd.com/srun.html. The batch script itself also has a SLURM_PROCID,
+    but no step."""
     size = variables.number("SLURM_STEP_NUM_TASKS")
     node = variables.number("SLURM_NODEID")
     counts = expand_counts(variables.text("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"))
@@ -162,7 +163,7 @@ def _slurm(variables: _Variables) -> Place:
 
 
 def expand_counts(text: str) -> list[int]:
-    """Slurm's tasks by node: "4(x2),3" is [4, 4, 3]."""
+    """Return Slurm's tasks by node: "4(x2),3" is [4, 4, 3]."""
     counts: list[int] = []
     for part in text.split(","):
         found = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
@@ -175,7 +176,7 @@ def expand_counts(text: str) -> list[int]:
 
 
 def first_host(nodes: str) -> str:
-    """The first of Slurm's list: "gpu[003-005,010]-ib,login1" begins with gpu003-ib."""
+    """Return the first host of Slurm's list: gpu003-ib of "gpu[003-005,010]-ib,login1"."""
     found = re.match(r"([^,\[]*)(?:\[([^\]]*)\]([^,\[]*))?", nodes)
     prefix, ranges, suffix = found.groups() if found else ("", None, None)
     first = re.split(r"[-,]", ranges)[0] if ranges else ""
@@ -186,7 +187,7 @@ def first_host(nodes: str) -> str:
 
 
 def _open_mpi(variables: _Variables) -> Place:
-    """https://docs.open-mpi.org, «environment variables»; versions 1.3 to 5."""
+    """Open MPI 1.3 to 5: https://docs.open-mpi.org, "environment variables"."""
     return variables.place(
         variables.number("OMPI_COMM_WORLD_RANK"),
         variables.number("OMPI_COMM_WORLD_SIZE"),
@@ -197,7 +198,7 @@ def _open_mpi(variables: _Variables) -> Place:
 
 
 def _hydra(variables: _Variables) -> Place:
-    """Hydra's, the process manager of MPICH and of Intel MPI."""
+    """Hydra, the process manager of MPICH and of Intel MPI."""
     return variables.place(
         variables.number("PMI_RANK"),
         variables.number("PMI_SIZE"),
@@ -236,17 +237,22 @@ def _launcher_of(environment: Mapping[str, str]) -> _Launcher | None:
 
 
 def launched(environment: Mapping[str, str] | None = None) -> bool:
-    """Return True if a launcher started this process, so that find() finds it. environment:
+    """Return whether a launcher started this process, so that find() succeeds. environment: None:
     os.environ."""
     return _launcher_of(os.environ if environment is None else environment) is not None
 
 
 def find(environment: Mapping[str, str] | None = None) -> Place:
-    """The place that the innermost launcher gives this process. environment: os.environ.
+    """Return this process's place, from the innermost launcher. MASTER_ADDR and MASTER_PORT, if
+    they are set, override the launcher's values.
 
-    MASTER_ADDR and MASTER_PORT, where they are set, go before what the launcher says. Raises
-    InvalidArgumentError if there is no launcher, or if one of its variables is missing; the message
-    names the variable."""
+    Args:
+        environment: None: os.environ.
+
+    Raises:
+        InvalidArgumentError: there is no launcher, or one of its variables is missing; the message
+            names the variable.
+    """
     environment = os.environ if environment is None else environment
     if (launcher := _launcher_of(environment)) is not None:
         return launcher.read(_Variables(environment, launcher.name, launcher.fix))
@@ -258,8 +264,9 @@ def find(environment: Mapping[str, str] | None = None) -> Place:
 
 
 def setup() -> Place:
-    """find(), said to the logger `thinwire`, and set as torchrun's variables in this process, so
-    that torch.distributed.init_process_group() works under every launcher."""
+    """Return find(), log it to the logger `thinwire`, and set torchrun's variables in this process,
+    so that torch.distributed.init_process_group() works under every launcher. Raises the errors of
+    find()."""
     place = find()
     os.environ.update(place.variables())
     _log.info("%s", place)
@@ -271,15 +278,15 @@ class StoreRole:
     """A process's part in a parameter server (thinwire.kvstore).
 
     Attributes:
-        role: "worker", "server" or "scheduler"; the last one is where the others meet, and only
-            MXNet's launchers start it.
+        role: "worker", "server" or "scheduler"; only MXNet's launchers start a scheduler, which has
+            the rendezvous store of the others.
         rank: workers are numbered from 0, servers from `workers`, and workers that join later from
-            `workers` + `servers`. None: by the order in which they come to the scheduler.
-        workers: how many there are at the start.
-        servers: how many there are.
-        address: of the host where members meet.
-        port: of that host.
-        bigarray_bound: keys with fewer elements stay whole, as MXNet's variable says; 0: none.
+            `workers` + `servers`. None: in the order in which they connect to the scheduler.
+        workers: the number of workers at the start.
+        servers: the number of servers.
+        address: the host of the members' rendezvous store.
+        port: its port.
+        bigarray_bound: keys with fewer elements are not cut, as MXNet's variable says; 0: none.
     """
 
     role: str
@@ -299,11 +306,16 @@ _STORE_ROLES = ("worker", "server", "scheduler")
 
 
 def store_role(environment: Mapping[str, str] | None = None) -> StoreRole:
-    """The part that MXNet's variables (DMLC_ROLE and its likes) give this process, else that of
+    """Return the role that MXNet's variables (DMLC_ROLE and others) give this process, else that of
     find() with THINWIRE_SERVERS=s: the last s ranks serve. A RANK of WORLD_SIZE or more is a worker
-    that joins later. environment: os.environ.
+    that joins later.
 
-    Raises InvalidArgumentError, which names the variable, if one is missing or can't be."""
+    Args:
+        environment: None: os.environ.
+
+    Raises:
+        InvalidArgumentError: a variable, which the message names, is missing or not valid.
+    """
     environment = os.environ if environment is None else environment
     mxnet = _Variables(environment, "MXNet's variables", "set DMLC_ROLE, DMLC_NUM_WORKER, "
                        "DMLC_NUM_SERVER, DMLC_PS_ROOT_URI and DMLC_PS_ROOT_PORT")  # fmt: skip
@@ -320,7 +332,7 @@ def store_role(environment: Mapping[str, str] | None = None) -> StoreRole:
         return StoreRole(role, None, *members, *meeting, bigarray_bound)
     rank, size = (environment.get(name, "") for name in ("RANK", "WORLD_SIZE"))
     joins_later = rank.isdecimal() and size.isdecimal() and int(rank) >= int(size)
-    if joins_later:  # no launcher has such a rank; it meets the others where rank 0 does
+    if joins_later:  # no launcher has such a rank; use rank 0's address
         alone = {"RANK": "0", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
         environment = {**environment, **alone}
     place = find(environment)
@@ -339,7 +351,7 @@ def store_role(environment: Mapping[str, str] | None = None) -> StoreRole:
 
 @contextlib.contextmanager
 def gloo_group() -> Iterator[None]:
-    """In a launched rank: torch's default group over Gloo, on one thread, until the end."""
+    """In a launched rank: a context with torch's default group over Gloo, and one torch thread."""
     import torch
     import torch.distributed as dist
 
@@ -353,13 +365,13 @@ def gloo_group() -> Iterator[None]:
 
 
 def start_here(ranks: int) -> int:
-    """Start this command again as so many ranks on this machine. Return its exit status: that of
-    the first rank that fails, which ends the others."""
+    """Start this command again as `ranks` ranks on this machine. If one fails, end the others.
+    Return the exit status of the first rank that failed, else 0."""
     with socket.create_server(("127.0.0.1", 0)) as reserved:
         port = reserved.getsockname()[1]
     begun: list[subprocess.Popen[bytes]] = []
     try:
-        # Python loses a KeyboardInterrupt that comes in a function which runs after a fork.
+        # Python loses a KeyboardInterrupt during a function that runs after a fork.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         follow = functools.partial(_follow, os.getpid(), mask)
         try:
@@ -381,12 +393,13 @@ def start_here(ranks: int) -> int:
 
 
 def _follow(parent: int, mask: set[signal.Signals]) -> None:
-    """In a new process, where SIGINT is blocked: out of the terminal's signals, so that Ctrl-C is
-    for its parent alone, and SIGTERM when the thread that has started it ends."""
+    """Prepare a new process, in which SIGINT is blocked: take it out of the terminal's process
+    group, so that only its parent gets Ctrl-C, and send it SIGTERM when the thread that has started
+    it ends."""
     os.setpgid(0, 0)
-    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # one that has come since the fork goes
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # drops one that came since the fork
     signal.signal(signal.SIGINT, handler)
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != parent:  # it has ended meanwhile
+    if os.getppid() != parent:  # the parent has ended meanwhile
         os.kill(os.getpid(), signal.SIGTERM)

@@ -1,5 +1,5 @@
-"""Strategies for Lightning 2: DDP with compressed gradients, on GPUs, and on the CPU, where
-Lightning leaves communication hooks out.
+"""Strategies for Lightning 2: DDP with compressed gradients, on GPUs and on the CPU (where
+Lightning itself does not register communication hooks).
 
 trainer = Trainer(strategy=ThinwireStrategy(codec="int4"))
 fabric = Fabric(strategy=ThinwireFabricStrategy(codec="int4"))"""
@@ -22,13 +22,14 @@ from thinwire.options import ARGUMENTS
 from thinwire.torch import Compression, compress
 from thinwire.torch.exchange.rules import check_no_momentum
 
-_KEY = "thinwire"  # of the residuals in a checkpoint
+_KEY = "thinwire"  # the key of the residuals in a checkpoint
 _OF_STATE = {*ARGUMENTS, "clip_value", "clip_norm", "warm_up_steps", "warm_up_codec"}
 
 
 def _split(strategy: type, options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(compress()'s options, those of Lightning's strategy). TypeError for what is neither's, which
-    Lightning would pass on to DDP when the ranks run; InvalidArgumentError for what can't be."""
+    """Return (the options of compress(), those of Lightning's strategy). TypeError for an option of
+    neither, which Lightning would only find when it creates the DDP model; InvalidArgumentError for
+    a value that is not valid."""
     ours = {name: value for name, value in options.items() if name in _OF_STATE}
     theirs = {name: value for name, value in options.items() if name not in ours}
     known = {*inspect.signature(strategy).parameters}
@@ -48,11 +49,16 @@ def _split(strategy: type, options: Mapping[str, Any]) -> tuple[dict[str, Any], 
 class ThinwireStrategy(DDPStrategy):
     """Lightning's DDPStrategy with thinwire.torch.compress.
 
-    options: those of compress() (codec, min_bytes, ...), and those of DDPStrategy
-      (find_unused_parameters, ...). Not momentum, which Lightning would have to move, and no
-      ddp_comm_hook. TypeError for a name of neither, InvalidArgumentError for these two.
+    Checkpoints of the Trainer include the residuals of all ranks, and load in any world size.
 
-    Checkpoints of the Trainer hold the residuals of all ranks, and load in any world size."""
+    Args:
+        options: those of compress() (codec, min_bytes, ...) and of DDPStrategy
+            (find_unused_parameters, ...), except momentum and ddp_comm_hook.
+
+    Raises:
+        TypeError: neither has an option of this name.
+        InvalidArgumentError: a value is not valid, or momentum or ddp_comm_hook is passed.
+    """
 
     strategy_name = "thinwire"
 
@@ -64,12 +70,13 @@ class ThinwireStrategy(DDPStrategy):
 
     @property
     def thinwire_state(self) -> Compression | None:
-        """None before fit(). It outlives it, for Trainer.save_checkpoint() and stats()."""
+        """The Compression; None before fit(). It stays valid after fit(), for
+        Trainer.save_checkpoint() and stats()."""
         return self._thinwire_state
 
     def configure_ddp(self) -> None:
         super().configure_ddp()
-        if self._thinwire_state is not None:  # of a fit() before
+        if self._thinwire_state is not None:  # of an earlier fit()
             self._thinwire_state.close()
         self._thinwire_state = compress(self.model, **self._thinwire_options)
         if self._thinwire_saved is not None:
@@ -77,12 +84,14 @@ class ThinwireStrategy(DDPStrategy):
             self._thinwire_saved = None
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
-        """Lightning restores this part of a checkpoint first, before the model is wrapped."""
+        """Keep the residuals of a checkpoint: Lightning loads this part before it wraps the
+        model."""
         super().load_model_state_dict(checkpoint, strict=strict)
         self._thinwire_saved = checkpoint.get(_KEY)
 
     def save_checkpoint(self, checkpoint: dict[str, Any], *arguments: Any, **options: Any) -> None:
-        """Lightning calls it on all ranks, and rank 0 writes."""
+        """Add the residuals to the checkpoint. Lightning calls it on all ranks, and rank 0
+        writes."""
         if self._thinwire_state is not None:
             checkpoint[_KEY] = self._thinwire_state.gathered_state_dict()
         super().save_checkpoint(checkpoint, *arguments, **options)
@@ -91,8 +100,8 @@ class ThinwireStrategy(DDPStrategy):
 class ThinwireFabricStrategy(FabricDDPStrategy):
     """Fabric's DDPStrategy with thinwire.torch.compress; options as ThinwireStrategy takes them.
 
-    For checkpoints give fabric.save() and fabric.load() GatheredState(strategy.states[0]), one for
-    each model that fabric.setup() was given."""
+    For checkpoints pass GatheredState(strategy.states[0]) to fabric.save() and fabric.load(), one
+    for each model that was passed to fabric.setup()."""
 
     def __init__(self, **options: Any) -> None:
         self._thinwire_options, rest = _split(FabricDDPStrategy, options)
@@ -106,8 +115,15 @@ class ThinwireFabricStrategy(FabricDDPStrategy):
 
 
 class ThinwireStats(Callback):
-    """Logs steps, bytes, their ratio and seconds by stage, every `every` batches, as "thinwire/..."
-    of the trainer's loggers. InvalidArgumentError unless it is a whole number from 1 on."""
+    """Logs steps, bytes, their ratio and seconds by stage to the trainer's loggers, as
+    "thinwire/...".
+
+    Args:
+        every: log after this many batches.
+
+    Raises:
+        InvalidArgumentError: `every` is not a whole number from 1 on.
+    """
 
     def __init__(self, every: int = 50) -> None:
         check_whole("every", every, 1)

@@ -1,10 +1,10 @@
-"""Every setting of thinwire, in one place: the fields of Config and of ModelOptions.
+"""All settings of thinwire: the fields of Config and of ModelOptions.
 
-All else is made from them: the ctypes mirror of tw_options (_library.py), the arguments and the
-environment (config.py), which model takes which option (torch/compress.py), and, by
-scripts/settings.py, the types that editors see (the end of this file) and
-docs/reference/settings.md. Tests prove that the struct in integrations/c/thinwire.h is equal to it.
-Nothing here reads the environment."""
+Everything else is derived from them: the ctypes mirror of tw_options (_library.py), the arguments
+and the environment (config.py), the options of each kind of model (torch/compress.py), and, by
+scripts/settings.py, the types for editors (the end of this file) and docs/reference/settings.md.
+Tests check that the struct in integrations/c/thinwire.h is equal. Nothing here reads the
+environment."""
 
 # ruff: noqa: RUF009 - the defaults are dataclasses.field()
 
@@ -31,7 +31,7 @@ SCOPES: tuple[str, ...] = get_args(Scope)
 _INT_MAX = (1 << 31) - 1
 _SIZE_MAX = (1 << 64) - 1
 
-# The answers to "equal on all ranks?".
+# Answers to "equal on all ranks?".
 COMPARED = "yes"
 NEEDED = "yes, else the ranks do not meet"
 LEADER = "no, rank 0's value counts"
@@ -43,9 +43,9 @@ FREE = "no"
 
 @dataclass(frozen=True)
 class Kind:
-    """How a setting's value is read from text, which values are right, and how C gets it.
+    """How a setting's value is parsed from text, checked, and converted for C.
 
-    None stands for the library's default: only to_c is ever called with it."""
+    None means the library's default; only to_c is called with it."""
 
     expected: str
     parse: Callable[[str], Any]
@@ -64,7 +64,7 @@ def _whole(at_least: int, at_most: int) -> Kind:
 
 
 def milliseconds(seconds: float | None) -> int:
-    """As C takes them: 0 for None, and never 0 or more than an int holds for a time."""
+    """Convert seconds for C: 0 for None; otherwise at least 1 and at most the largest int."""
     return 0 if seconds is None else min(math.ceil(seconds * 1000), _INT_MAX)
 
 
@@ -113,10 +113,10 @@ _IS_ZERO = Kind(_BYTES.expected, _BYTES.parse, _BYTES.right, lambda value: int(v
 class Option:
     """One field of tw_options, or a setting that the C library does not have.
 
-    field, c_type: as thinwire.h has them. setting: the field of Config; kind says how its value is
-    treated. argument: config.resolve and compress() take the setting under its name. variables: of
-    the environment; the first that is set counts. default and equal (on all ranks) are words for
-    the reader."""
+    field, c_type: as in thinwire.h. setting: the field of Config; kind: how its value is treated.
+    argument: whether config.resolve and compress() take it as an argument. variables: environment
+    variables; the first that is set is used. default and equal (on all ranks): text for the
+    reference page."""
 
     meaning: str
     field: str | None = None
@@ -140,9 +140,9 @@ def _setting(
     default: str = "",
     equal: str = FREE,
 ) -> Any:
-    """A field of Config. value: its default; None: the library's choice. c_type: of its field in
-    tw_options, if there is one, which has the same name unless `field` is another. default: the
-    words for it, unless these are the value. The rest is as in Option."""
+    """Return a field of Config. value: its default; None: the library's default. c_type: of its
+    field in tw_options, if there is one; `field`: that field's name, if it differs. default: the
+    text for the default, if it is not the value. The other arguments are as in Option."""
     option = Option(
         meaning, field, c_type, None, kind, argument, variables, default or str(value), equal
     )
@@ -266,11 +266,11 @@ class Config:
 
 
 def _of_call(field: str, c_type: str, meaning: str, default: str, equal: str) -> Option:
-    """A field that each communicator gets from its maker, and no setting."""
+    """Return an option for a field that is not a setting, but set for each communicator."""
     return Option(meaning, field, c_type, default=default, equal=equal)
 
 
-# The fields of tw_options that are not one setting's, by the setting that they come behind.
+# The fields of tw_options that belong to no setting, by the setting that they follow.
 _BEHIND: dict[str, tuple[Option, ...]] = {
     "": (
         _of_call("struct_size", "size_t", "size of the caller's struct; tw_options_init sets it",
@@ -296,7 +296,7 @@ _BEHIND: dict[str, tuple[Option, ...]] = {
     ),
 }  # fmt: skip
 
-# Variables that are no settings of a process group.
+# Environment variables that are not settings of a process group.
 _VARIABLES = (
     Option("NCCL shim: codec for an unchanged program's allreduces over NCCL; enables the shim",
            variables=("THINWIRE_NCCL_CODEC",), default="none: nothing is compressed", equal=SHIM),
@@ -338,7 +338,7 @@ def _options() -> Iterator[Option]:
 OPTIONS: tuple[Option, ...] = tuple(_options())
 # The fields of tw_options, in their order.
 FIELDS = tuple(option for option in OPTIONS if option.field is not None)
-# The settings that config.resolve takes as arguments.
+# The settings that config.resolve() takes as arguments.
 ARGUMENTS = tuple(option.setting for option in OPTIONS if option.argument)
 
 # Kinds of models.
@@ -352,8 +352,8 @@ def _of(models: tuple[str, ...], meaning: str) -> Any:
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """Options that compress() takes besides the settings, for some kinds of models only. None: the
-    default."""
+    """Options that compress() takes in addition to the settings, for some kinds of models only.
+    None: the default."""
 
     clip_value: float | None = _of(
         (DDP,), "clips each rank's gradients to [-clip_value, clip_value] before the exchange"
@@ -396,7 +396,7 @@ class ModelOptions:
     )
 
 
-# Option -> the kinds of models that take it.
+# The kinds of models that take each option.
 MODELS: dict[str, tuple[str, ...]] = {
     field.name: field.metadata["models"] for field in dataclasses.fields(ModelOptions)
 }

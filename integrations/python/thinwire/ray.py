@@ -1,15 +1,15 @@
-"""Executor: the ranks of a job as actors of Ray 2, for those who come from Horovod's RayExecutor.
+"""Executor: runs the ranks of a job as actors of Ray 2, in the manner of Horovod's RayExecutor.
 
 executor = Executor(num_workers=4)
 executor.start()
 losses = executor.run(train, args=[config])   # train() calls torch.distributed and thinwire
 executor.shutdown()
 
-With servers, train() makes a store of thinwire.kvstore or a ParameterServerOptimizer:
+With servers, train() creates a store of thinwire.kvstore or a ParameterServerOptimizer:
 
 executor = Executor(num_workers=4, num_servers=2, journal="/scratch/run7")
 
-For Ray Train's TorchTrainer nothing of this is needed: call thinwire.torch.compress in its train
+Ray Train's TorchTrainer does not need this module: call thinwire.torch.compress in its train
 function."""
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ from thinwire.errors import Error, PeerLostError, TimeoutError
 from thinwire.launch import Place
 from thinwire.tcp_store import TcpStore
 
-_GOODBYE_S = 5.0  # for workers to leave their process group
+_GOODBYE_S = 5.0  # seconds for workers to leave their process group
 STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 
 
 _JOURNAL = "THINWIRE_KV_JOURNAL"
-_FOREVER = -1  # Ray's word for any number of retries
-_SERVER_RESTARTS = 10  # of each server with a journal, unless the caller says how many
+_FOREVER = -1  # Ray's value for any number of retries
+_SERVER_RESTARTS = 10  # the default number of restarts of each server with a journal
 _RANK, _SERVER = "worker of rank", "server"
 _OVER = "thinwire.ray/over"  # a key that servers set when all workers have left the store
 
 
 @dataclass(frozen=True)
 class _Setup:
-    """The orders that members get once all are placed, and again when Ray has restarted them."""
+    """The set-up that members get when all are placed, and again after Ray has restarted them."""
 
     places: Sequence[Place]  # of the workers, then of the servers
-    variables: Mapping[str, str]  # of the environment, beside those of a place
+    variables: Mapping[str, str]  # environment variables, in addition to those of a place
     group_timeout_s: float | None  # of the workers' process group; None: they have none
     executable: tuple[type, Sequence[Any], Mapping[str, Any]] | None
 
@@ -54,16 +54,16 @@ class _Setup:
         os.environ.update(self.places[rank].variables() | dict(self.variables))
 
     def board(self, rank: int) -> TcpStore:
-        """The rendezvous store of a job with servers."""
+        """Return the rendezvous store of a job with servers."""
         place, attempt = self.places[rank], os.environ.get(kvserver.ATTEMPT, "0")
         return TcpStore(place.address, place.port, attempt, kvserver.DEFAULT_TIMEOUT_S)
 
 
 class _Meeting:
-    """The rendezvous store of a job with servers, in a process of its own: any member may be
-    restarted, and the driver may be outside the cluster (Ray Client). Nothing restarts this one,
-    since the store would come back empty; when it dies, members that run go on, and nobody comes
-    back. It shares the first server's bundle, whose host holds that server's journal anyway."""
+    """The rendezvous store of a job with servers, in a separate process: any member may be
+    restarted, and the driver may be outside the cluster (Ray Client). Ray does not restart this
+    process, because the store would be empty; if it dies, running members continue, but a restarted
+    one cannot rejoin. It shares the first server's bundle, whose host has that server's journal."""
 
     def __init__(self) -> None:
         import torch.distributed as dist
@@ -72,40 +72,41 @@ class _Meeting:
         self._store = dist.TCPStore(self._address, 0, is_master=True, wait_for_workers=False)
 
     def host(self) -> tuple[str, int]:
-        """Where it listens."""
+        """Return the address and port where it listens."""
         return self._address, self._store.port
 
 
 class _Server:
-    """A server of the workers' first store. It imports no torch, so that it is back soon."""
+    """A server of the workers' first store. It does not import torch, so that it restarts
+    quickly."""
 
     def host(self) -> str:
         return ray.util.get_node_ip_address()
 
     def serve(self, setup: _Setup, rank: int) -> None:
-        """Returns when all workers have left. Ray calls it again in a restarted process."""
+        """Serve until all workers have left. Ray calls it again in a restarted process."""
         setup.enter(rank)
         kvserver.serve_here(awaits_workers=True)
         setup.board(rank).set(_OVER, b"")
 
 
 class _Worker:
-    """One rank, in a process of its own."""
+    """One rank, in its own process."""
 
     def __init__(self, rank: int) -> None:
         self._rank, self._is_set_up = rank, False
         self._executable: Any = None
 
     def host(self) -> tuple[str, int]:
-        """This worker's address, and a free port on it."""
+        """Return this worker's address, and a free port on it."""
         address = ray.util.get_node_ip_address()
         with socket.socket() as probe:
             probe.bind((address, 0))
             return address, probe.getsockname()[1]
 
     def set_up(self, setup: _Setup) -> None:
-        """Joins the process group, and makes the executable. Every worker does so at the same
-        time, and alone after a restart."""
+        """Join the process group, and create the executable. All workers do so at the same time; a
+        restarted worker does so alone."""
         if self._is_set_up:
             return
         setup.enter(self._rank)
@@ -144,7 +145,7 @@ class _Worker:
             dist.destroy_process_group()
 
     def _check_not_over(self, setup: _Setup) -> None:
-        """It can't be before this worker has come for the first time."""
+        """Raise if the run is over, which is only possible if this worker was restarted."""
         if setup.board(self._rank).has(_OVER):
             raise PeerLostError(
                 f"the worker of rank {self._rank} died, and the other workers had left the store "
@@ -154,35 +155,39 @@ class _Worker:
 
 
 class Executor:
-    """Runs functions on `num_workers` ranks that Ray starts; they have one process group over Gloo,
-    and torchrun's variables.
+    """Runs functions on `num_workers` ranks that Ray starts. They have one process group over Gloo,
+    and torchrun's variables. Call ray.init() first.
 
     With num_servers they have no process group, and `num_servers` processes serve the first store
-    that they make (thinwire.kvstore.create, ParameterServerOptimizer), until all workers have left
-    it; shutdown() and start() come before another store. With a journal Ray restarts a server that
-    dies, up to max_server_restarts times, and it goes on with the same bits while workers wait for
-    it, until the store's timeout_s.
+    that they create (thinwire.kvstore.create, ParameterServerOptimizer), until all workers have
+    left it. Call shutdown() and start() before creating another store. With a journal Ray restarts
+    a server that dies, up to max_server_restarts times. The server continues with the same bits,
+    and workers wait for it until the store's timeout_s.
 
-    num_servers: 0 without a parameter server.
-    cpus_per_worker, gpus_per_worker, cpus_per_server: what Ray reserves for each, all together or
-        not at all.
-    journal: as thinwire.kvstore.create takes it; a server that is restarted on another host finds
-        it on a disk that all hosts share, and raises DataLossError otherwise. None: a server that
-        dies is a PeerLostError on all workers.
-    max_worker_restarts: how often, between start() and shutdown(), Ray restarts a worker that dies,
-        under its rank, and calls its function again from the beginning, and the class of start()
-        before that. In modes async and ssp it joins the run; in sync, death stays an error on all
-        workers. The death after the last restart is a PeerLostError of run().
-    max_server_restarts: how often, between start() and shutdown(), Ray restarts each server that
-        dies and has a journal. None: 10. After the death that follows the last restart, run()
-        raises the workers' error when the store's timeout_s is over, and its cause is a
-        PeerLostError that names the server.
-    placement: "PACK" (few machines), "SPREAD", "STRICT_PACK" or "STRICT_SPREAD".
-    env_vars: of every worker and server, such as {"THINWIRE_CODEC": "int4"}.
-    timeout_s: until Ray has reserved and started everything, and of torch's collectives. A store
-        has its own: THINWIRE_TIMEOUT_S in env_vars.
+    Args:
+        num_workers: the number of ranks.
+        num_servers: the number of servers; 0: no parameter server.
+        cpus_per_worker, gpus_per_worker, cpus_per_server: the resources that Ray reserves for each,
+            all of them together or none.
+        journal: as thinwire.kvstore.create takes it. A server that is restarted on another host
+            needs it on a disk that all hosts share, and raises DataLossError otherwise. None: a
+            server that dies is a PeerLostError on all workers.
+        max_worker_restarts: how often, between start() and shutdown(), Ray restarts a worker that
+            dies. It keeps its rank, creates the class of start() again, and calls its function from
+            the beginning. In modes async and ssp it joins the run; in sync a death is an error on
+            all workers. After the last restart, run() raises PeerLostError for the next death.
+        max_server_restarts: how often, between start() and shutdown(), Ray restarts each server
+            that dies and has a journal. None: 10. If it dies again after the last restart, run()
+            raises the workers' error when the store's timeout_s is over; its cause is a
+            PeerLostError that names the server.
+        placement: "PACK" (few machines), "SPREAD", "STRICT_PACK" or "STRICT_SPREAD".
+        env_vars: environment of every worker and server, such as {"THINWIRE_CODEC": "int4"}.
+        timeout_s: seconds until Ray has reserved and started everything; also the timeout of
+            torch's collectives. A store has its own: THINWIRE_TIMEOUT_S in env_vars.
 
-    ray.init() comes first. Raises InvalidArgumentError."""
+    Raises:
+        InvalidArgumentError: an argument is not valid.
+    """
 
     def __init__(
         self,
@@ -245,10 +250,18 @@ class Executor:
         executable_args: Sequence[Any] = (),
         executable_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
-        """Starts the servers, the workers and their process group. executable_cls: makes an object
-        on every worker, which execute() hands to its function.
+        """Start the servers, the workers and their process group.
 
-        Raises TimeoutError where Ray lacks the resources, and whatever the class raises."""
+        Args:
+            executable_cls: a class whose object is created on every worker, and passed by execute()
+                to its function.
+            executable_args: its positional arguments.
+            executable_kwargs: its keyword arguments.
+
+        Raises:
+            TimeoutError: Ray lacks the resources.
+            Exception: an error of the class.
+        """
         check_call("executable_cls", executable_cls)
         if self._workers:
             raise wrong("start()", "called again", "one call before shutdown()")
@@ -322,7 +335,7 @@ class Executor:
             ray.remote(kind)
             .options(
                 max_restarts=restarts,
-                max_task_retries=_FOREVER if restarts else 0,  # as long as there are restarts
+                max_task_retries=_FOREVER if restarts else 0,  # max_restarts is the limit
                 runtime_env={"env_vars": self._env_vars},
                 scheduling_strategy=PlacementGroupSchedulingStrategy(
                     self._group, placement_group_bundle_index=bundle
@@ -338,9 +351,16 @@ class Executor:
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> list[Any]:
-        """fn(*args, **kwargs) on every rank; the results by rank. Raises the error of a rank: where
-        one died, a PeerLostError that names it; else the first rank's own, whose cause is the error
-        of a server, if one has ended by one."""
+        """Call fn(*args, **kwargs) on every rank.
+
+        Returns:
+            The results by rank.
+
+        Raises:
+            PeerLostError: a rank died; the message names it.
+            Exception: the error of the first rank that failed. If a server has failed, its error is
+                the cause.
+        """
         return self._results(self.run_remote(fn, args, kwargs))
 
     def run_remote(
@@ -349,24 +369,25 @@ class Executor:
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> list[Any]:
-        """As run(), but returns Ray's references at once, whose ray.get() raises Ray's errors."""
+        """Like run(), but return Ray's references at once. Their ray.get() raises Ray's errors."""
         self._check_call("fn", fn)
         return [worker.call.remote(self._setup, fn, args, kwargs or {}) for worker in self._workers]
 
     def execute(self, fn: Callable[[Any], Any]) -> list[Any]:
-        """fn(executable) on every rank, with the object that start() made there; None without."""
+        """Call fn(executable) on every rank, with the object that start() created there, or None.
+        Return the results by rank."""
         self._check_call("fn", fn)
         return self._results([
             worker.call_with_executable.remote(self._setup, fn) for worker in self._workers
         ])  # fmt: skip
 
     def execute_single(self, fn: Callable[[Any], Any]) -> Any:
-        """As execute(), on rank 0 alone."""
+        """Like execute(), but only on rank 0. Return its result."""
         self._check_call("fn", fn)
         return self._results([self._workers[0].call_with_executable.remote(self._setup, fn)])[0]
 
     def shutdown(self) -> None:
-        """Ends all members and gives their resources back; may be called twice."""
+        """End all members and release their resources. A second call does nothing."""
         if self._workers:
             ends = [worker.end.remote() for worker in self._workers]
             ray.wait(ends, num_returns=len(ends), timeout=_GOODBYE_S)
@@ -385,8 +406,8 @@ class Executor:
             raise Error("there are no workers; call start() first")
 
     def _results(self, references: Sequence[Any], of: str = _RANK) -> list[Any]:
-        """Waits for all, so that no rank is still at it when an error is raised. Peers of a dead
-        worker end by the errors of their collectives."""
+        """Wait for all ranks, so that none is still running when an error is raised. Peers of a
+        dead worker end with errors of their collectives."""
         ray.wait(list(references), num_returns=len(references))
         results: list[Any] = []
         found: list[Exception] = []
@@ -400,7 +421,7 @@ class Executor:
         if found:
             if (cause := self._error_of_servers()) is not None:
                 raise found[0] from cause
-            raise found[0]  # an instance of the rank's own error as well
+            raise found[0]  # also an instance of the type of the rank's own error
         return results
 
     def _error_of_servers(self) -> Exception | None:
@@ -408,7 +429,7 @@ class Executor:
             try:
                 ray.get(reference, timeout=0)
             except ray.exceptions.GetTimeoutError:
-                continue  # it serves
+                continue  # it is still serving
             except ray.exceptions.RayActorError as error:
                 return self._lost(_SERVER, number, error)
             except ray.exceptions.RayTaskError as error:
@@ -416,7 +437,7 @@ class Executor:
         return None
 
     def _lost(self, of: str, number: int, error: Exception) -> PeerLostError:
-        """Return the error of a dead actor, which Ray has restarted as often as it may."""
+        """Return the error for a dead actor without restarts left."""
         limits = {
             _RANK: ("max_worker_restarts", self._worker_restarts),
             _SERVER: ("max_server_restarts", self._server_restarts),

@@ -1,5 +1,5 @@
-"""Row-sparse values of a store: a table of shape (rows, width), of which pushes bring some rows as
-a sparse tensor of torch, as torch.nn.Embedding(sparse=True) makes them, and pulls ask for some."""
+"""Row-sparse values of a store: tables of shape (rows, width). A push has some rows, as a sparse
+torch tensor, which torch.nn.Embedding(sparse=True) makes; a pull requests some rows."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
 def is_sparse(value: object) -> bool:
-    """Return whether it is a tensor with a sparse layout of torch."""
+    """Return whether it is a tensor with a sparse layout."""
     return isinstance(value, torch.Tensor) and value.layout != torch.strided
 
 
 def table(value: torch.Tensor, rank: int, name: str) -> torch.Tensor:
-    """The value that a row-sparse key begins with, dense and on the host: of shape (rows, width),
-    given as a dense or a sparse tensor."""
+    """Return the initial value of a row-sparse key, a dense or sparse tensor of shape (rows,
+    width), as a dense tensor on the host."""
     if is_sparse(value):
         _check_layout(value, rank, name)
         value = value.detach().to_dense()
@@ -36,9 +36,9 @@ def table(value: torch.Tensor, rank: int, name: str) -> torch.Tensor:
 def rows_of(
     parts: Sequence[torch.Tensor], shape: torch.Size, rank: int, name: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rows of tensors of `shape`, which are to be summed: their numbers (int64, some perhaps more
-    than once) and their values, of shape (number of rows, width), both on the host. Of a dense
-    tensor they are the rows that have an element that is not zero."""
+    """Return the rows of tensors of `shape` that will be summed: their numbers (int64, which may
+    repeat) and their values, of shape (number of rows, width), both on the host. A dense tensor has
+    the rows with an element that is not zero."""
     numbers, values = [], []
     for part in parts:
         if is_sparse(part):
@@ -64,7 +64,7 @@ def rows_of(
 
 
 def row_ids(ids: object, name: str) -> torch.Tensor:
-    """The numbers of rows that a pull asks for, as an int64 tensor on the host, of any shape."""
+    """Return the row numbers of a pull as an int64 tensor on the host, of any shape."""
     if isinstance(ids, Sequence) and not isinstance(ids, (str, bytes)):
         whole = all(isinstance(i, int) and not isinstance(i, bool) for i in ids)
         if whole and all(-(1 << 63) <= i < 1 << 63 for i in ids):
@@ -79,7 +79,7 @@ def row_ids(ids: object, name: str) -> torch.Tensor:
 
 
 def check_out(out: object, shape: torch.Size, rank: int, name: str) -> torch.dtype:
-    """The dtype. InvalidArgumentError unless rows can be written to it."""
+    """Return the dtype. InvalidArgumentError unless rows can be written to `out`."""
     if is_sparse(out):
         _check_layout(out, rank, name)
         tensors.check(private.parts_of(out.detach())[1], rank, lambda: f"key '{name}'")
@@ -95,14 +95,14 @@ def check_out(out: object, shape: torch.Size, rank: int, name: str) -> torch.dty
 
 
 def write(out: torch.Tensor, ids: torch.Tensor, rows: torch.Tensor) -> None:
-    """Write pulled rows: a dense tensor keeps its other rows, a sparse one has no others."""
+    """Write pulled rows. A dense tensor keeps its other rows; a sparse one has no others."""
     ids, rows = ids.flatten(), rows.reshape(-1, out.shape[1])
     if not is_sparse(out):
         out.index_copy_(0, ids.to(out.device), rows.to(out.device, out.dtype))
         return
     unique, places = torch.unique(ids, return_inverse=True)
     once = rows.new_empty(len(unique), rows.shape[1])
-    once[places] = rows  # a row that was asked for twice came twice
+    once[places] = rows  # a row that was requested twice has come twice
     pulled = torch.sparse_coo_tensor(unique[None], once, out.shape, check_invariants=False)
     out.copy_(pulled.coalesce().to(out.device, out.dtype))
 

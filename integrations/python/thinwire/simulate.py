@@ -1,5 +1,5 @@
-"""Steps of data-parallel training, simulated with the engine's own sequencers. They need no
-ranks, no link and no model, only the times that these are known to take."""
+"""Simulates steps of data-parallel training with the engine's own sequencers, from measured times,
+without ranks, a link or a model."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from thinwire.config import given
 
 
 class Layer(NamedTuple):
-    """Elements that are reduced at once: a large parameter, or several small neighbours."""
+    """Elements that are reduced together: a large parameter, or several small neighbours."""
 
     numel: int
-    forward_s: float  # the optimizer's step of it included
+    forward_s: float  # including the optimizer's step of it
     backward_s: float
 
 
 @dataclass(frozen=True)
 class Profile:
-    """The computing of a step, between its exchanges."""
+    """The compute times of a step, without its exchanges."""
 
     layers: tuple[Layer, ...]  # in forward order
-    between_s: float = 0.0  # after backward, before the first layer is needed again
+    between_s: float = 0.0  # from the end of backward to the next forward pass
 
     @property
     def compute_s(self) -> float:
-        """Seconds of a step without any exchange."""
+        """Return the seconds of a step without any exchange."""
         return self.between_s + sum(layer.forward_s + layer.backward_s for layer in self.layers)
 
     def scaled_to(self, compute_s: float) -> Profile:
-        """A profile of the same proportions and another sum."""
+        """Return a profile with the same proportions and this sum."""
         by = compute_s / self.compute_s if self.compute_s > 0 else 1.0
         layers = (Layer(n, by * forward, by * backward) for n, forward, backward in self.layers)
         return Profile(tuple(layers), by * self.between_s)
@@ -42,7 +42,7 @@ class Profile:
 
 @dataclass(frozen=True)
 class CodecCost:
-    """Seconds that one rank's codec takes for one element."""
+    """Seconds per element of the codec's stages on one rank."""
 
     encode_s: float = 0.0
     reduce_s: float = 0.0
@@ -54,13 +54,13 @@ class Link:
     """The link between the ranks, and the costs of using it."""
 
     ranks: int
-    bytes_per_s: float  # of each rank, each way
+    bytes_per_s: float  # of each rank, in each direction
     latency_s: float = 0.0  # one way
-    burst_bytes: float = 0.0  # that an idle link lets pass at once: a token bucket's
-    overhead_s: float = 0.0  # of each exchange, beside its bytes
-    cpu_s_per_byte: float = 0.0  # of the processor, for what a rank sends
-    contention: float = 0.0  # with computing: 0 with cores to spare, 1 or more without
-    local_size: int = 1  # ranks of a node, which are neighbours
+    burst_bytes: float = 0.0  # bytes that an idle link lets pass at once (a token bucket)
+    overhead_s: float = 0.0  # of each exchange, in addition to its bytes
+    cpu_s_per_byte: float = 0.0  # processor time for each byte that a rank sends
+    contention: float = 0.0  # of codecs with computing: 0 with cores to spare, 1 or more without
+    local_size: int = 1  # ranks of a node, which have consecutive numbers
     inside_bytes_per_s: float = 0.0  # of each rank inside a node; 0: there are no nodes
 
 
@@ -68,7 +68,7 @@ class Step(NamedTuple):
     """Times of a step, in seconds."""
 
     step_s: float
-    bound_s: float  # the least that any order of chunks could take
+    bound_s: float  # a lower bound for any order of chunks
 
 
 def simulate(
@@ -85,13 +85,25 @@ def simulate(
     topology: str | None = None,
     transport: str | None = None,
 ) -> Step:
-    """The mean step under a policy: "p3", or "wfbp" and "fifo", which wait for everything before
-    the next forward pass. lanes, chunk_bytes, min_bytes: as State takes them. planned: the
-    order is predicted, as it is above a millisecond of latency. InvalidArgumentError for a codec
-    or policy that there is none of, and for times below zero. Where the link has nodes, the
-    allreduces go by them if that pays, as in a group that has measured the link; topology: as State
-    takes it, for a group that goes another way, as one between GPUs does. transport: as State takes
-    it; "nccl" has larger chunks."""
+    """Return the mean step under a policy.
+
+    If the link has nodes, allreduces are hierarchical if that is faster, as in a group that has
+    measured the link.
+
+    Args:
+        profile: the compute times.
+        link: the link.
+        codec: a spec.
+        policy: "p3"; or "wfbp" or "fifo", where the next forward pass waits for all means.
+        cost: the times of the codec.
+        lanes, chunk_bytes, min_bytes: as State takes them.
+        planned: whether the order is predicted, as it is above 1 ms of latency.
+        topology: as State takes it, for groups with another topology, such as between GPUs.
+        transport: as State takes it; "nccl" has larger chunks.
+
+    Raises:
+        InvalidArgumentError: a codec or policy is unknown, or a time is below 0.
+    """
     library = _library.load()
     check_kind("profile", profile, Profile, "a Profile")
     check_kind("link", link, Link, "a Link")

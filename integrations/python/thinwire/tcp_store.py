@@ -1,8 +1,8 @@
-"""A client of torch's TCPStore that needs no torch, for processes that only serve: importing torch
-takes them seconds, and their store takes milliseconds.
+"""A client of torch's TCPStore that does not need torch, for processes that only serve: importing
+torch would take them seconds.
 
 The messages are those of torch/csrc/distributed/c10d/TCPStore.cpp since 2.1, in the machine's byte
-order: a query's number, then texts and values as their length in 8 bytes and their bytes."""
+order: a query's number, then texts and values, each as its length in 8 bytes and its bytes."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from thinwire.errors import UnavailableError
 _VALIDATE, _SET, _GET, _ADD, _CHECK = 0, 1, 3, 4, 5
 _MAGIC = 0x3C85F7CE
 _READY = 0
-_PAUSE_S = 0.05  # between attempts to connect
+_PAUSE_S = 0.05  # seconds between attempts to connect
 
 
 class TcpStore:
     """A thinwire.comm.Store at `address` and `port`, where a torch.distributed.TCPStore listens;
-    its keys begin with `prefix`, as those of a PrefixStore. One thread uses it.
+    its keys begin with `prefix`, as those of a PrefixStore. Not thread-safe.
 
     Raises UnavailableError if nothing listens there within timeout_s seconds, and when the
     connection ends."""
@@ -50,7 +50,7 @@ class TcpStore:
         self._receive(8)
 
     def add(self, key: str, amount: int) -> int:
-        """Add to a number, which is 0 at first; return the sum."""
+        """Add to a number, which is initially 0; return the sum."""
         self._send(struct.pack("=B", _ADD) + self._key(key) + struct.pack("=q", amount))
         return struct.unpack("=q", self._receive(8))[0]
 
@@ -58,7 +58,7 @@ class TcpStore:
         self._send(struct.pack("=B", _SET) + self._key(key) + _length(value) + value)
 
     def get(self, key: str, timeout_s: float) -> bytes:
-        """Return a key's value, once it is set. Raises TimeoutError after timeout_s seconds."""
+        """Wait for a key; return its value. Raises TimeoutError after timeout_s seconds."""
         poll(self.has, key, timeout_s)
         self._send(struct.pack("=B", _GET) + self._key(key))
         return self._receive(struct.unpack("=Q", self._receive(8))[0])

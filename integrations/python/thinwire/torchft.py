@@ -1,4 +1,4 @@
-"""torchft 0.2: a process group for its Manager, whose allreduce of gradients is compressed.
+"""For torchft 0.2: a process group for its Manager that compresses gradients.
 
 manager = torchft.Manager(pg=ThinwireProcessGroup(codec="int8"), ...)"""
 
@@ -10,7 +10,7 @@ from typing import Any
 from thinwire.torch.process_group import ProcessGroup
 
 _BASES: tuple[type, ...] = (ProcessGroup,)
-with contextlib.suppress(ImportError):  # parts of torchft, such as its LocalSGD, look for its own
+with contextlib.suppress(ImportError):  # parts of torchft, such as LocalSGD, check for its class
     from torchft.process_group import ProcessGroup as _Torchfts
 
     _BASES = (ProcessGroup, _Torchfts)
@@ -18,8 +18,8 @@ with contextlib.suppress(ImportError):  # parts of torchft, such as its LocalSGD
 
 class ThinwireProcessGroup(*_BASES):
     """thinwire.torch.process_group.ProcessGroup with the configure() that torchft's Manager calls
-    when replicas come and go. It takes the place of torchft's ProcessGroupGloo. A manager exchanges
-    pseudo-gradients outside of backward(), too, so the scope is "all"."""
+    when replicas come and go. Use it in place of torchft's ProcessGroupGloo. A manager also
+    exchanges pseudo-gradients outside of backward(), so the scope is "all"."""
 
     def __init__(self, codec: str | None = None, *, scope: str = "all", **options: Any) -> None:
         super().__init__(codec, scope=scope, **options)
@@ -27,5 +27,5 @@ class ThinwireProcessGroup(*_BASES):
     def configure(
         self, store_addr: str, replica_id: str, rank: int, world_size: int, *quorum: object
     ) -> None:
-        """replica_id, quorum: in torchft's logs only."""
+        """Connect as ProcessGroup.configure(). The other arguments are only for torchft's logs."""
         super().configure(store_addr, rank, world_size)

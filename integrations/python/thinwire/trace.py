@@ -1,10 +1,10 @@
 """Traces of several ranks, merged on one clock.
 
-Every rank writes its trace by its own clock. No message is spent on comparing them, since the
-exchanges themselves do: no rank can finish a chunk's exchange before every other rank has begun it.
-So for each chunk the others' offset lies between two bounds, and thousands of chunks leave little
-room; the middle of it is taken. (The idea of Cristian, "Probabilistic clock synchronization",
-Distributed Computing 3, 1989, section 4, with exchanges in place of probes.)"""
+Every rank writes its trace by its own clock. No messages are needed to compare the clocks: no rank
+can finish a chunk's exchange before every other rank has begun it. So each chunk gives two bounds
+of the other ranks' offsets. Thousands of chunks make them tight, and the middle is used. (This is
+Cristian, "Probabilistic clock synchronization", Distributed Computing 3, 1989, section 4, with
+exchanges in place of probes.)"""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from thinwire.errors import InvalidArgumentError
 
 Event = dict[str, Any]
 _EXCHANGES = ("EXCHANGE", "GATHER")
-# An exchange: stage, tensor, chunk, and how often that came before.
+# An exchange: stage, tensor, chunk, and the number of earlier exchanges of the same.
 _Key = tuple[str, str, int, int]
 
 
 @dataclass(frozen=True)
 class Merged:
     events: list[Event]  # by the first rank's clock, from 0; microseconds
-    offsets: dict[int, float]  # by rank: what was added to its times
-    uncertainty: float  # by how many microseconds an offset may be wrong, at most
+    offsets: dict[int, float]  # by rank: the microseconds that were added to its times
+    uncertainty: float  # the largest error of an offset, in microseconds
 
 
 def files_of(path: Path) -> list[Path]:
-    """The ranks' files of a trace that was asked for under this name, by rank."""
+    """Return the ranks' files of the trace with this path, by rank."""
     found = {}
     for file in path.parent.glob(f"{path.stem}.rank*{path.suffix or '.json'}"):
         if number := re.search(r"\.rank(\d+)\.", file.name):
@@ -41,8 +41,8 @@ def files_of(path: Path) -> list[Path]:
 
 
 def merge(files: Sequence[Path]) -> Merged:
-    """Puts all ranks' events on the first one's clock. Raises InvalidArgumentError for files that
-    are no traces, a rank that is there twice, and one that exchanged nothing with the first."""
+    """Put all ranks' events on the first rank's clock. InvalidArgumentError for a file that is not
+    a trace, a rank that appears twice, and a rank that exchanged nothing with the first one."""
     ranks: dict[int, list[Event]] = {}
     for file in files:
         events = _load(file)
@@ -78,7 +78,7 @@ def merge(files: Sequence[Path]) -> Merged:
 
 
 def write(merged: Merged, out: Path) -> None:
-    """Writes Chrome JSON, which Perfetto and chrome://tracing show."""
+    """Write Chrome JSON, which Perfetto and chrome://tracing show."""
     out.write_text("[" + ",\n".join(json.dumps(event) for event in merged.events) + "]\n")
 
 
@@ -98,7 +98,8 @@ def _load(file: Path) -> list[Event]:
 
 
 def _is_event(event: Event) -> bool:
-    """Return whether it has the fields that merge() reads, in the types of the engine's traces."""
+    """Return whether it has the fields that merge() reads, with the types of the engine's
+    traces."""
     if not isinstance(event.get("pid"), int):
         return False
     if not isinstance(event.get("ts", 0), (int, float)):
@@ -117,7 +118,7 @@ def _is_event(event: Event) -> bool:
 
 
 def _exchanges(events: Iterable[Event]) -> Iterable[tuple[_Key, tuple[float, float]]]:
-    """Begin and end of each exchange, with its key."""
+    """Yield each exchange's key, begin and end."""
     seen: collections.Counter[tuple[str, str, int]] = collections.Counter()
     for event in sorted((e for e in events if e.get("ph") == "X"), key=lambda e: e["ts"]):
         if event["name"] in _EXCHANGES:
@@ -129,7 +130,8 @@ def _exchanges(events: Iterable[Event]) -> Iterable[tuple[_Key, tuple[float, flo
 def _bounds(
     ours: dict[_Key, tuple[float, float]], theirs: dict[_Key, tuple[float, float]]
 ) -> tuple[float, float]:
-    """Bounds of the offset of their times: they end after we begin, and the other way round."""
+    """Return bounds of the offset of another rank's times: each rank's exchange ends after the
+    other's has begun."""
     low, high = float("-inf"), float("inf")
     for key, (begin, end) in theirs.items():
         if key in ours:

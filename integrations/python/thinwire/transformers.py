@@ -19,15 +19,21 @@ _FILE = "thinwire.pt"  # in a checkpoint's folder
 
 
 class ThinwireCallback(TrainerCallback):
-    """trainer.add_callback(ThinwireCallback(trainer, codec="int4")) compresses the gradients of a
-    Trainer under DDP.
+    """Compresses the gradients of a Trainer under DDP:
+    trainer.add_callback(ThinwireCallback(trainer, codec="int4")).
 
-    trainer: the one that it is added to. resume_from: the folder that train() resumes from, if that
-      is neither TrainingArguments' nor the output folder's. options: codec and others of
-      compress(); not momentum. InvalidArgumentError for what is none of these.
+    Each checkpoint has the residuals of all ranks in a file of rank 0, thinwire.pt; train() loads
+    them in any world size. Logs get thinwire_ratio.
 
-    Each checkpoint holds the residuals of all ranks in a file of rank 0's, thinwire.pt; train() in
-    any world size takes them back. Logs get thinwire_ratio."""
+    Args:
+        trainer: the Trainer that the callback is added to.
+        resume_from: the folder that train() resumes from, if it is neither that of
+            TrainingArguments nor in the output folder.
+        options: codec and other options of compress(), except momentum.
+
+    Raises:
+        InvalidArgumentError: an argument is not valid.
+    """
 
     def __init__(self, trainer: Trainer, resume_from: str | None = None, **options: Any) -> None:
         check_kind("trainer", trainer, Trainer, "the Trainer that gets this callback")
@@ -39,7 +45,7 @@ class ThinwireCallback(TrainerCallback):
 
     @property
     def state(self) -> Compression | None:
-        """None before train(), and in a program of one process."""
+        """The Compression; None before train(), and in a program of one process."""
         return self._state
 
     def on_train_begin(
@@ -53,7 +59,7 @@ class ThinwireCallback(TrainerCallback):
                     "uncompressed; name the trainer that gets this callback, and train under DDP"
                 )
             return
-        if model is not self._model:  # a second train() may go on with the first one's
+        if model is not self._model:  # a second train() may use the same model
             self._model, self._state = model, compress(model, **self._options)
         if state.global_step > 0:
             self._load(args, state.global_step)

@@ -2,8 +2,8 @@
 
 import thinwire.horovod as hvd  # in place of horovod.torch
 
-A program for Horovod runs with this line changed; `compression=hvd.Compression.int4` sends an
-eighth of the bytes. What is not here raises UnavailableError, which says what to use."""
+A program for Horovod runs after changing this line; `compression=hvd.Compression.int4` sends 1/8 of
+the bytes. Missing functions raise UnavailableError, which says what to use instead."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answers for thinwire to the questions of what Horovod was built with."""
+"""Horovod's functions that tell what it was built with, answered for thinwire."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ def gloo_built() -> bool:
 
 
 def gloo_enabled() -> bool:
-    """True: ranks meet over Gloo."""
+    """True: ranks connect over Gloo."""
     return True
 
 
 def nccl_built() -> bool:
-    """True if a libnccl that thinwire can use is here (transport="nccl" takes it)."""
+    """True if a libnccl that thinwire can use is installed (for transport="nccl")."""
     try:
         return bool(_library.nccl_version(config.nccl_library()))
     except Error:
@@ -27,7 +27,7 @@ def nccl_built() -> bool:
 
 
 def mpi_built() -> bool:
-    """False: MPI may launch the ranks, and carries nothing."""
+    """False: MPI may launch the ranks, but transfers no data."""
     return False
 
 
@@ -47,7 +47,7 @@ def cuda_built() -> bool:
 
 
 def rocm_built() -> bool:
-    """False: there are no kernels for it."""
+    """False: there are no kernels for ROCm."""
     return False
 
 

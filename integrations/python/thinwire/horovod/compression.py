@@ -1,4 +1,4 @@
-"""Compression: how gradients and tensors go over the network, under Horovod's name."""
+"""Compression: the encoding of gradients and tensors on the network, with Horovod's names."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ from thinwire.torch.exchange.rules import Codec, Rules
 
 @dataclass(frozen=True)
 class Compressor:
-    """A codec, or rules by name, and more options of GradientExchange; made by Compression.
+    """A codec, or rules by name, and other options of GradientExchange; made by Compression.
 
-    compress() and decompress() are for programs that call Horovod's compressors themselves: they
-    cast to `cast`, if there is one, and back."""
+    compress() and decompress() are for programs that call Horovod's compressors directly: they cast
+    to `cast`, if it is set, and back."""
 
     codec: Codec
     options: Mapping[str, Any] = field(default_factory=dict)
     cast: torch.dtype | None = None
 
     def compress(self, tensor: torch.Tensor) -> tuple[torch.Tensor, torch.dtype | None]:
-        """(the tensor to send, what decompress() needs)"""
+        """Return (the tensor to send, the context for decompress())."""
         check_kind("tensor", tensor, torch.Tensor, "a torch.Tensor")
         if self.cast is None or not tensor.is_floating_point():
             return tensor, None
         return tensor.to(self.cast), tensor.dtype
 
     def decompress(self, tensor: torch.Tensor, ctx: torch.dtype | None) -> torch.Tensor:
-        """The received tensor in the dtype that compress() was given."""
+        """Return the received tensor in the dtype of the tensor that compress() got."""
         check_kind("tensor", tensor, torch.Tensor, "a torch.Tensor")
         check_kind("ctx", ctx, (torch.dtype, type(None)), "what compress() returned, or None")
         return tensor if ctx is None else tensor.to(ctx)
 
     @property
     def single_codec(self) -> str:
-        """For a single collective. InvalidArgumentError for what only DistributedOptimizer can
-        take."""
+        """Return the codec for a single collective. InvalidArgumentError for rules or options that
+        only DistributedOptimizer supports."""
         if not isinstance(self.codec, str) or self.codec == "auto" or self.options:
             raise wrong(
                 "compression", self,
@@ -54,8 +54,8 @@ class Compressor:
 class Compression:
     """Horovod's `none` and `fp16`, and thinwire's codecs.
 
-    none: fp32, exact. fp16: as many bytes as Horovod's, of bfloat16, which no gradient overflows;
-    sums are made in fp32. bf16, int8, int4: the codecs of these names."""
+    none: fp32, exact. fp16: as many bytes as Horovod's, but as bfloat16, which gradients do not
+    overflow; sums are in fp32. bf16, int8, int4: the codecs with these names."""
 
     none = Compressor("fp32")
     fp16 = Compressor("bf16", cast=torch.float16)
@@ -65,10 +65,16 @@ class Compression:
 
     @staticmethod
     def thinwire(codec: Codec, **options: Any) -> Compressor:
-        """Any codec: a spec such as "int4:hadamard=1", rules by parameter name, or "auto".
+        """Return a Compressor for any codec.
 
-        options: of GradientExchange (min_bytes, momentum, timeout_s, ...), for
-          DistributedOptimizer. InvalidArgumentError for an unknown codec."""
+        Args:
+            codec: a spec such as "int4:hadamard=1", rules by parameter name, or "auto".
+            options: those of GradientExchange (min_bytes, momentum, timeout_s, ...), for
+                DistributedOptimizer.
+
+        Raises:
+            InvalidArgumentError: the codec is unknown.
+        """
         check_kind("codec", codec, (str, Mapping), "a codec's spec such as 'int4', or rules")
         if isinstance(codec, Mapping):
             Rules(codec).check_specs()
@@ -78,7 +84,7 @@ class Compression:
 
 
 def check_compression(compression: object) -> None:
-    """InvalidArgumentError unless it is one of Compression's."""
+    """InvalidArgumentError unless it is a Compressor of Compression."""
     if not isinstance(compression, Compressor):
         raise InvalidArgumentError(
             f"compression is {compression!r}, expected Compression.none, .fp16, .int4 or "

@@ -1,4 +1,4 @@
-"""The collectives that return a new tensor; autograd goes through them."""
+"""The collectives that return a new tensor; autograd differentiates through them."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class _AllToAll(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor, _: Any) -> Any:
-        """Sends each row's gradient back; rows that went nowhere have none."""
+        """Send each row's gradient back. Rows that were not sent have no gradient."""
         handle = transfers.alltoall_async(gradient, ctx.came, process_set=ctx.process_set)
         mine = gradient.new_zeros(ctx.shape)
         back, _ = handle.wait()
@@ -84,12 +84,13 @@ class _ReduceScatter(torch.autograd.Function):
         whole = transfers.allgather_async(gradient, process_set=process_set).wait().view(ctx.shape)
         size = members_of(process_set).size
         factor = ctx.options["prescale_factor"] * ctx.options["postscale_factor"]
-        # Horovod's: with respect to the mean of all ranks' losses, as an allreduce of it would be.
+        # As in Horovod: with respect to the mean of all ranks' losses, as with an allreduce.
         return whole * (factor * size if ctx.options["op"] is Sum else factor), None
 
 
 def _mean(gradient: torch.Tensor, process_set: Any) -> torch.Tensor:
-    """Horovod's gradient of a gather or broadcast: with respect to the mean of the losses."""
+    """Return Horovod's gradient of a gather or broadcast: with respect to the mean of the
+    losses."""
     return reductions.allreduce_async(gradient, op=Average, process_set=process_set).wait()
 
 
@@ -103,17 +104,29 @@ def allreduce(
     postscale_factor: float = 1.0,
     process_set: Any = global_process_set,
 ) -> torch.Tensor:
-    """The tensors of all ranks, reduced into a new one, with the same bits on every rank.
+    """Reduce the tensors of all ranks into a new one, bit-identical on all ranks.
 
-    tensor: any shape, strides and dtype, the same shape and dtype on all ranks.
-    op: Average (default), Sum, Min, Max or Product; average: Horovod's older name for the first
-      two.
-    name: equal on all ranks, which may call named float tensors in different orders; with a lossy
-      compression calls of one name carry on what it loses. None: calls match by their order.
-    compression: for averages and sums of float32, bfloat16 and float16; all else is exact.
-    prescale_factor, postscale_factor: of the tensor before, and of the result.
+    Args:
+        tensor: any shape, strides and dtype; the same shape and dtype on all ranks.
+        average: Horovod's older argument for op=Average (True) or Sum (False).
+        name: equal on all ranks, which may make calls with named float tensors in different orders.
+            With a lossy compression, calls with the same name share a residual. None: calls match
+            by their order.
+        compression: for averages and sums of float32, bfloat16 and float16; others are exact.
+        op: Average (default), Sum, Min, Max or Product.
+        prescale_factor: a factor on the tensor.
+        postscale_factor: a factor on the result.
+        process_set: the ranks that take part.
 
-    Raises InvalidArgumentError, MismatchError, TimeoutError or PeerLostError."""
+    Returns:
+        A new tensor of the same shape and dtype.
+
+    Raises:
+        InvalidArgumentError: an argument is not valid.
+        MismatchError: the ranks' calls differ.
+        TimeoutError: a rank did not make the call in time.
+        PeerLostError: a rank is lost.
+    """
     (result,) = grouped_allreduce(
         [tensor], average, name, compression, op, prescale_factor, postscale_factor, process_set
     )
@@ -130,7 +143,7 @@ def grouped_allreduce(
     postscale_factor: float = 1.0,
     process_set: Any = global_process_set,
 ) -> list[torch.Tensor]:
-    """allreduce() of several tensors together; name: of the group."""
+    """Reduce several tensors together, as allreduce(). name: of the group of tensors."""
     reductions.check_tensors(tensors)
     asked = reductions.how(op, average, compression, prescale_factor, postscale_factor, process_set)
     options = {
@@ -150,10 +163,13 @@ def grouped_allreduce(
 def allgather(
     tensor: torch.Tensor, name: str | None = None, process_set: Any = global_process_set
 ) -> torch.Tensor:
-    """The tensors of all ranks, one after the other in the first dimension, in which they may
-    differ; scalars become a vector. Exact.
+    """Concatenate the tensors of all ranks in the first dimension, in which their sizes may differ;
+    scalars become a vector. Not compressed.
 
-    Raises MismatchError, on every rank, for another dtype or other dimensions, and as allreduce."""
+    Raises:
+        MismatchError: on every rank: dtypes or other dimensions differ.
+        Error: the other errors of allreduce().
+    """
     options = {"name": name, "process_set": process_set}
     if not _wants_gradient(tensor):
         return transfers.allgather_async(tensor, **options).wait()
@@ -165,7 +181,7 @@ def grouped_allgather(
     name: str | None = None,
     process_set: Any = global_process_set,
 ) -> list[torch.Tensor]:
-    """allgather() of several tensors together; name: of the group."""
+    """Gather several tensors together, as allgather(). name: of the group of tensors."""
     reductions.check_tensors(tensors)
     if not _wants_gradient(*tensors):
         return transfers.grouped_allgather_async(tensors, name, process_set).wait()
@@ -179,9 +195,8 @@ def broadcast(
     name: str | None = None,
     process_set: Any = global_process_set,
 ) -> torch.Tensor:
-    """The tensor of rank `root_rank`; all ranks give one of its shape and dtype. Exact.
-
-    Raises as allgather."""
+    """Return the tensor of rank `root_rank`; all ranks pass one of the same shape and dtype. Not
+    compressed. Raises the errors of allgather()."""
     options = {"name": name, "process_set": process_set}
     if not _wants_gradient(tensor):
         return transfers.broadcast_async(tensor, root_rank, **options).wait()
@@ -194,11 +209,19 @@ def alltoall(
     name: str | None = None,
     process_set: Any = global_process_set,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """Sends rows of each rank's tensor to every rank. Exact; errors as those of allgather().
+    """Send rows of each rank's tensor to every rank. Not compressed. Raises the errors of
+    allgather().
 
-    splits: how many rows go to each rank, in the order of the ranks; None: as many to each.
-    Returns the rows that came, in the order of the ranks that sent them; with splits also how many
-    came from each, as int32."""
+    Args:
+        tensor: its rows go to the ranks, in rank order.
+        splits: the number of rows for each rank, in rank order; None: the same number for each.
+        name: equal on all ranks.
+        process_set: the ranks that take part.
+
+    Returns:
+        The received rows, in the order of the ranks that sent them; with splits also the number of
+        rows from each rank, as int32.
+    """
     options = {"splits": splits, "name": name, "process_set": process_set}
     if _wants_gradient(tensor):
         found = _AllToAll.apply(tensor, options)
@@ -216,8 +239,9 @@ def reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> torch.Tensor:
-    """This rank's rows of what allreduce() would return: of the first dimension as many for every
-    rank, and one more for the first ones. Arguments and errors as those of allreduce()."""
+    """Return this rank's rows of what allreduce() would return. All ranks get the same number of
+    rows of the first dimension; the first ranks get one more if it does not divide evenly. The
+    arguments and errors are those of allreduce()."""
     asked = reductions.how(op, None, compression, prescale_factor, postscale_factor, process_set)
     options = {
         "name": name, "compression": compression, "op": asked.op,
@@ -238,7 +262,7 @@ def grouped_reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> list[torch.Tensor]:
-    """reducescatter() of several tensors together; name: of the group."""
+    """Reduce several tensors together, as reducescatter(). name: of the group of tensors."""
     reductions.check_tensors(tensors)
     if not _wants_gradient(*tensors):
         return transfers.grouped_reducescatter_async(

@@ -1,5 +1,5 @@
-"""ExactCollectives: those of torch.distributed over Gloo, for what is never compressed: gathers,
-broadcasts, objects, integers, float64, and minima, maxima and products."""
+"""ExactCollectives: torch.distributed's collectives over Gloo, for data that is never compressed:
+gathers, broadcasts, objects, integers, float64, and minima, maxima and products."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from thinwire.horovod.joining import Joining, name_of, zeros
 from thinwire.horovod.ops import REDUCE_OPS, Op
 from thinwire.torch import agree, private
 
-_JOINED = "join"  # the label's call of a rank that refuses another call
+_JOINED = "join"  # the call in the label of a joined rank that does not support the others' call
 _OPS = REDUCE_OPS | {Op.AVERAGE: dist.ReduceOp.SUM}
 
 
 class Label(NamedTuple):
-    """A call as all ranks must describe it before its data goes; compared between them."""
+    """The description of a call, which ranks compare before they send its data."""
 
     call: str
     name: str | None
@@ -35,9 +35,9 @@ class Label(NamedTuple):
 
 
 class Worker:
-    """A thread that runs calls one after the other, in the order of their submission. It is a
-    daemon, in contrast to the threads of concurrent.futures, so that a process whose main
-    thread fails ends soon (private.in_torch), even while a call waits for a peer. Thread-safe."""
+    """A thread that runs calls in the order of their submission. Unlike the threads of
+    concurrent.futures it is a daemon, so that a process whose main thread fails ends soon
+    (private.in_torch), even while a call waits for a peer. Thread-safe."""
 
     def __init__(self, name: str) -> None:
         self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = (
@@ -47,13 +47,13 @@ class Worker:
         self._thread.start()
 
     def submit(self, call: Callable[[], Any]) -> Future[Any]:
-        """A future of what the call returns or raises."""
+        """Return a future of the call's result or exception."""
         future: Future[Any] = Future()
         self._calls.put((future, call))
         return future
 
     def close(self) -> None:
-        """Ends the thread after what was submitted."""
+        """End the thread after it has run all submitted calls."""
         self._calls.put(None)
         self._thread.join()
 
@@ -64,7 +64,7 @@ class Worker:
                 with private.in_torch():
                     future.set_result(call())
                     del item, call  # they may hold tensors
-            except BaseException as error:  # whoever asks for the result gets it
+            except BaseException as error:  # the future raises it
                 future.set_exception(error)
             item = call = None
             del future
@@ -72,11 +72,11 @@ class Worker:
 
 class ExactCollectives:
     """Runs each call on one thread, in the order of submission, which must be the same on all
-    ranks. Each call first compares its label: what differs is a MismatchError on every rank, and
-    the next call finds all ranks together again. Tensors are on the host."""
+    ranks. Each call first compares its label. If labels differ, all ranks get a MismatchError, and
+    the next call works again. Tensors are on the host."""
 
     def __init__(self, group: dist.ProcessGroup, joining: Joining | None) -> None:
-        """joining: where ranks may join; None: a call is no concern of a rank that has."""
+        """joining: for groups whose ranks may join(); None: joined ranks ignore the calls."""
         self._joining = joining
         if joining is not None:
             joining.makers["exact"] = self._make_for_joined
@@ -86,11 +86,12 @@ class ExactCollectives:
         self._worker = Worker("thinwire-horovod")
 
     def close(self) -> None:
-        """Waits for what was submitted."""
+        """Wait for all submitted calls."""
         self._worker.close()
 
     def all_reduce(self, label: Label, tensor: torch.Tensor, op: Op) -> Future[torch.Tensor]:
-        """The reduction in the tensor's type and precision; integers' means are cut to zero."""
+        """Reduce in the tensor's type and precision; means of integers are rounded towards
+        zero."""
 
         part = (name_of(tensor.dtype), op.value) if op in (Op.AVERAGE, Op.SUM) else None
         return self.agreed(label, self._reducing(tensor, op), part=part)
@@ -107,7 +108,8 @@ class ExactCollectives:
         return run
 
     def _make_for_joined(self, part: Any, _: torch.device | None) -> Callable[[], object]:
-        """Zeros for an average or a sum. All else is a MismatchError on the other ranks."""
+        """Make the call of a joined rank: zeros for an average or a sum. Any other call is a
+        MismatchError on the other ranks."""
         (call, name, detail, shapes), reduction = part
         label = Label(call, name, detail, tuple(map(tuple, shapes)))
         if reduction is None:
@@ -117,8 +119,8 @@ class ExactCollectives:
         return self._submit(label, self._reducing(mine, Op(op)), lambda label: label).result
 
     def all_gather(self, label: Label, tensor: torch.Tensor) -> Future[torch.Tensor]:
-        """The tensors of all ranks, one after the other in their first dimension, which may
-        differ. `label` has one shape, with one dimension at least."""
+        """Concatenate the tensors of all ranks in the first dimension, in which sizes may differ.
+        `label` has one shape, with at least one dimension."""
 
         def run(labels: list[Label]) -> torch.Tensor:
             shapes = [each.shapes[0] for each in labels]
@@ -138,8 +140,8 @@ class ExactCollectives:
     def all_to_all(
         self, label: Label, tensor: torch.Tensor, splits: list[int]
     ) -> Future[tuple[torch.Tensor, list[int]]]:
-        """Sends splits[r] rows to each member r; the rows that came, by member, and how many of
-        each. `label` has two shapes: the tensor's, and the splits."""
+        """Send splits[r] rows to each member r. Return the received rows, by member, and the number
+        from each. `label` has two shapes: the tensor's, and the splits."""
 
         def run(labels: list[Label]) -> tuple[torch.Tensor, list[int]]:
             came = [each.shapes[1][self._rank] for each in labels]
@@ -154,7 +156,7 @@ class ExactCollectives:
         return self.agreed(label, run, lambda label: _but_first_dimension(label, 1))
 
     def broadcast(self, label: Label, tensor: torch.Tensor, root: int) -> Future[torch.Tensor]:
-        """The tensor of rank `root` of the job."""
+        """Return the tensor of rank `root` of the job."""
 
         def run(_: list[Label]) -> torch.Tensor:
             shared = _bytes_of(tensor)
@@ -164,12 +166,12 @@ class ExactCollectives:
         return self.agreed(label, run)
 
     def object_from(self, label: Label, value: Any, root: int) -> Future[Any]:
-        """The object of rank `root` of the job."""
+        """Return the object of rank `root` of the job."""
         source = self._ranks.index(root)
         return self.agreed(label, lambda _: agree.from_rank(source, value, self._group))
 
     def all_objects(self, label: Label, value: Any) -> Future[list[Any]]:
-        """The objects of all ranks, by rank."""
+        """Return the objects of all ranks, by rank."""
         return self.agreed(label, lambda _: self._gather(value))
 
     def agreed(
@@ -179,8 +181,8 @@ class ExactCollectives:
         compared: Callable[[Label], Any] = lambda label: label,
         part: Any = None,
     ) -> Future[Any]:
-        """run(labels of all ranks), once all have come with the same `compared` part of theirs.
-        part: the dtype and operation of zeros that ranks which have joined may give."""
+        """Call run(labels of all ranks) when all ranks have come and the `compared` parts of their
+        labels are equal. part: dtype and operation, with which joined ranks can pass zeros."""
         if self._joining is None:
             return self._submit(label, run, compared)
         end = self._joining.begin("exact", label[:2], (label, part))
@@ -198,7 +200,7 @@ class ExactCollectives:
                 return run(labels)
             except errors.Error:
                 raise
-            except (RuntimeError, ValueError) as error:  # all that Gloo raises, and torch over it
+            except (RuntimeError, ValueError) as error:  # the errors of Gloo, and of torch's checks
                 raise self._typed(label, error) from error
 
         return self._worker.submit(call)
@@ -234,13 +236,15 @@ class ExactCollectives:
 
 
 def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy of them. contiguous() would leave a single element its stride, which is 0 if it was
-    expanded, as the gradient of sum() is, and then has no view as bytes."""
+    """Return a copy of the tensor's bytes. contiguous() would not change the stride of a single
+    element, which is 0 if it was expanded (as the gradient of sum() is) and prevents a view as
+    bytes."""
     return tensor.clone(memory_format=torch.contiguous_format).view(-1).view(torch.uint8)
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
-    """The type that Gloo reduces in: it has not all of the small ones, and their sums overflow."""
+    """Return the type for Gloo's reduction: Gloo lacks some small types, and their sums
+    overflow."""
     if dtype in (torch.float16, torch.bfloat16):
         return torch.float32
     return dtype if dtype.is_floating_point or dtype.is_complex else torch.int64

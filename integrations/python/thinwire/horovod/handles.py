@@ -1,4 +1,4 @@
-"""Handles of collectives in flight, and the names that they hold."""
+"""Handles of collectives in flight, and the names that are in use."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from thinwire.torch import tensors
 
 
 class Handle:
-    """A collective in flight; synchronize() ends it. Handles may be waited for in any order."""
+    """A collective in flight; synchronize() completes it. Handles may be waited for in any
+    order."""
 
     def __init__(self, done: Callable[[], bool], wait: Callable[[], Any]) -> None:
         self.done, self._wait = done, wait
@@ -24,7 +25,7 @@ class Handle:
         self._ended = False
 
     def wait(self) -> Any:
-        """The result, or the typed error; again and again the same."""
+        """Return the result, or raise the typed error; the same in each call."""
         if not self._ended:
             try:
                 self._result = self._wait()
@@ -37,17 +38,17 @@ class Handle:
         return self._result
 
     def __call__(self) -> Any:
-        """As wait(), since Horovod returns a function from sparse_allreduce_async()."""
+        """Call wait(): Horovod's sparse_allreduce_async() returns a function."""
         return self.wait()
 
 
 def of_future(future: Future[Any], finish: Callable[[Any], Any]) -> Handle:
-    """finish: makes the result of the future's."""
+    """Return a handle whose result is finish(the future's result)."""
     return Handle(future.done, lambda: finish(future.result()))
 
 
 def of_several(handles: Sequence[Handle]) -> Handle:
-    """Its result is the list of theirs. All are waited for, also if one fails."""
+    """Return a handle whose result is the list of theirs. It waits for all, even if one fails."""
 
     def wait() -> list[Any]:
         errors: list[Error] = []
@@ -68,21 +69,21 @@ def _or_error(handle: Handle, errors: list[Error]) -> Any:
 
 
 def put(result: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """The target, with the result's values."""
+    """Copy the result to the target; return the target."""
     with torch.no_grad():
         return target.copy_(result)
 
 
 def in_place(target: torch.Tensor, handle: Handle) -> Handle:
-    """A handle whose result is the target, with the values of the given handle's result."""
+    """Return a handle whose result is the target, with the values of the given handle's result."""
     return Handle(handle.done, lambda: put(handle.wait(), target))
 
 
 def start(members: Members, call: str, name: str | None, make: Callable[[], Handle]) -> Handle:
-    """make()'s handle, which holds the name, if there is one, until it is waited for.
+    """Return make()'s handle. The name, if there is one, is in use until the handle is waited for.
 
-    InvalidArgumentError if a call of this kind and name was not waited for yet: that does not
-    depend on how fast it was, so every rank of a program gets it."""
+    InvalidArgumentError if a call with this kind and name was not waited for yet. That does not
+    depend on its speed, so all ranks of a program get the error."""
     tensors.check_name(name)
     if name is None:
         return make()
@@ -106,19 +107,19 @@ def start(members: Members, call: str, name: str | None, make: Callable[[], Hand
 
 
 def names_of(name: str | None, count: int) -> Iterable[str | None]:
-    """The names of a group's tensors."""
+    """Return the names of a group's tensors."""
     tensors.check_name(name)
     return [None if name is None else f"{name}.{number}" for number in range(count)]
 
 
 def poll(handle: Handle) -> bool:
-    """True if synchronize(handle) would return at once."""
+    """Return whether synchronize(handle) would return at once."""
     check_kind("handle", handle, Handle, "what a call named ..._async has returned")
     return handle.done()
 
 
 def synchronize(handle: Handle) -> Any:
-    """Returns the collective's result, when it is there; for grouped calls the list. Raises the
-    typed error of a failure."""
+    """Wait for the collective; return its result, a list for grouped calls. Raises the typed error
+    of a failure."""
     check_kind("handle", handle, Handle, "what a call named ..._async has returned")
     return handle.wait()

@@ -1,9 +1,9 @@
-"""Joining: how ranks without more data take part, with zeros, in the calls of those with data.
+"""Joining: ranks without more data take part with zeros in the calls of ranks that have data.
 
-Each rank counts its calls by kind and name. A rank that joins says so in the rendezvous store; the
-others look there while one of their calls is late. Then they list in a log, also in the store, each
-call that is not finished and each that they make, and ranks that have joined read it and make those
-that they have not made. The log ends when every rank has written that it has joined."""
+Each rank counts its calls by kind and name. A rank that joins writes that to the rendezvous store;
+the others look there while one of their calls is late. Then they write each unfinished call, and
+each later one, to a log in the store. Joined ranks read it and make the calls that they have not
+made. The log ends when every rank has written that it has joined."""
 
 from __future__ import annotations
 
@@ -23,34 +23,34 @@ from thinwire.torch import private
 from thinwire.torch.collectives import Work, all_reduce, reduce_scatter_tensor
 from thinwire.torch.group import TorchStore
 
-_LATE_S = 0.1  # a call that takes longer may wait for a rank that has joined
-_LOOK_S = 1.0  # the longest pause between two looks into the store
+_LATE_S = 0.1  # seconds; a call that takes longer may be waiting for a joined rank
+_LOOK_S = 1.0  # the longest pause between two looks into the store, in seconds
 
 Wait = Callable[[], object]  # returns when a call has ended, or raises its error
 
 
 class Call(NamedTuple):
-    """A call as the log has it."""
+    """A call in the log."""
 
     kind: str  # of Joining.makers
-    key: tuple[str, str | None]  # equal on all ranks, which count the calls of each
-    number: int  # of the key's calls
-    part: Any  # what a rank that has joined makes it by, as JSON has it: tuples become lists
+    key: tuple[str, str | None]  # equal on all ranks, which count the calls of each key
+    number: int  # among the calls of the key
+    part: Any  # the call's arguments for joined ranks, in JSON's types: tuples become lists
 
 
 class EngineCall(NamedTuple):
-    """An allreduce, or a reducescatter, of thinwire's engine."""
+    """An allreduce or reducescatter of thinwire's engine."""
 
     scatters: bool
     shape: tuple[int, ...]
-    dtype: str  # name_of()'s
+    dtype: str  # of name_of()
     on_gpu: bool
     op: str  # an Op's value
     codec: str
     name: str | None
 
     def start(self, tensor: torch.Tensor, group: dist.ProcessGroup) -> tuple[Work, torch.Tensor]:
-        """Starts it; returns the work, and the tensor that holds the result then."""
+        """Start it. Return the work, and the tensor that will hold the result."""
         options = {"codec": self.codec, "name": self.name, "strict": True}
         op = REDUCE_OPS[Op(self.op)]
         if not self.scatters:
@@ -60,17 +60,17 @@ class EngineCall(NamedTuple):
 
 
 def name_of(dtype: torch.dtype) -> str:
-    """Its name in torch, such as "float32", which zeros() takes."""
+    """Return the dtype's name in torch, such as "float32", for zeros()."""
     return str(dtype).removeprefix("torch.")
 
 
 def zeros(shape: Iterable[int], dtype: str, device: torch.device | str = "cpu") -> torch.Tensor:
-    """The tensor of a rank that has joined."""
+    """Return the tensor that a joined rank passes."""
     return torch.zeros(tuple(shape), dtype=getattr(torch, dtype), device=device)
 
 
 class Joining:
-    """The calls of one rank that all ranks make, and join(). begin() is thread-safe."""
+    """One rank's calls that all ranks make, and join(). begin() is thread-safe."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self.makers: dict[str, Callable[[Any, torch.device | None], Wait]] = {
@@ -81,10 +81,10 @@ class Joining:
         self._timeout_s = config.resolve().timeout_s or private.timeout_of(group) or 1800.0
         self._store = dist.PrefixStore("thinwire/horovod_join", private.store_of(group))
         self._reader = TorchStore(self._store)
-        self._times = 0  # that all ranks have joined
+        self._times = 0  # how often all ranks have joined
         self._counts: Counter[tuple[str, str | None]] = Counter()
-        self._open: dict[object, tuple[float, Call]] = {}  # with the time of their beginning
-        self._heard = False  # some rank has joined
+        self._open: dict[object, tuple[float, Call]] = {}  # unfinished calls with their start times
+        self._heard = False  # True if some rank has joined
         self._written: list[str] = []  # keys of the log
         self._closed = threading.Event()
         self._changed = threading.Condition()
@@ -92,7 +92,7 @@ class Joining:
             threading.Thread(target=self._watch, name="thinwire-join", daemon=True).start()
 
     def begin(self, kind: str, key: tuple[str, str | None], part: Any) -> Callable[[], object]:
-        """Notes a call before it is made. Returns a function that ends it, to be called once."""
+        """Note a call before it is made. Return a function to call once when it has ended."""
         token = object()
         with self._changed:
             self._counts[key] += 1
@@ -105,9 +105,9 @@ class Joining:
         return lambda: self._open.pop(token, None)
 
     def join(self, device: torch.device | None) -> int:
-        """Makes the other ranks' calls until all have joined; the rank that did so last.
+        """Make the other ranks' calls until all have joined. Return the rank that joined last.
 
-        device: of zeros that stand for tensors on a GPU; None: torch's current one."""
+        device: for zeros in place of tensors on a GPU; None: torch's current GPU."""
         if self._size == 1:
             return 0
         self._store.set(f"{self._times}/joined", b"1")
@@ -134,7 +134,7 @@ class Joining:
         return call.start(zeros(call.shape, call.dtype, where), self._group)[0].wait
 
     def close(self) -> None:
-        """Ends the thread that watches."""
+        """End the thread that watches the store."""
         self._closed.set()
         with self._changed:
             self._changed.notify()
@@ -153,8 +153,8 @@ class Joining:
         return Call(kind, tuple(key), number, part)
 
     def _hear(self) -> None:
-        """Some rank has joined: writes what is not finished here. Calls that begin later write
-        themselves."""
+        """Call when some rank has joined: write this rank's unfinished calls. begin() writes later
+        ones."""
         with self._changed:
             if self._heard:
                 return
@@ -169,7 +169,8 @@ class Joining:
         self._written.append(key)
 
     def _forget(self) -> None:
-        """Every rank has joined, and may have read this log, but not the one before, still."""
+        """Call when every rank has joined: delete the log before this one. Other ranks may still
+        read this one."""
         with self._changed:
             self._times += 1
             self._heard = False
@@ -194,5 +195,5 @@ class Joining:
                 with private.in_torch():
                     if self._reader.has(f"{self._times}/joined"):
                         self._hear()
-            except RuntimeError:  # the store's rank has ended, which the calls themselves find
+            except RuntimeError:  # the store's rank has ended; the calls themselves will fail
                 return

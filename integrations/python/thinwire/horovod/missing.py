@@ -1,4 +1,4 @@
-"""Calls that Horovod has and thinwire has not: each says what to use."""
+"""Horovod's functions that thinwire lacks: each raises an error that says what to use instead."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from thinwire.errors import UnavailableError
 
 
 class Missing:
-    """Stands where Horovod has a function, a class or a module; to use it is an
+    """Takes the place of one of Horovod's functions, classes or modules. Using it raises
     UnavailableError."""
 
     def __init__(self, name: str, instead: str) -> None:

@@ -1,4 +1,4 @@
-"""Objects and the state of training, from one rank to all."""
+"""Broadcasts of objects and of training state from one rank to all."""
 
 from __future__ import annotations
 
@@ -19,11 +19,14 @@ from thinwire.horovod.world import current, global_process_set, members_of, rank
 def broadcast_parameters(
     params: Mapping[str, Any] | Iterable[Any], root_rank: int, prefix: str | None = None
 ) -> None:
-    """Makes tensors those of rank `root_rank`, in place, bit for bit.
+    """Replace tensors by those of rank `root_rank`, in place, bit for bit.
 
-    params: model.state_dict(), model.named_parameters(), or a list of tensors, the same on all
-      ranks in the same order; what is no tensor is left alone. prefix: of the names, for
-      messages."""
+    Args:
+        params: model.state_dict(), model.named_parameters(), or a list of tensors; the same on all
+            ranks, in the same order. Values that are not tensors are ignored.
+        root_rank: the source rank.
+        prefix: of the names in messages.
+    """
     named = _named(params)
     check_kind("prefix", prefix, (str, type(None)), "text, or None")
     check_root(root_rank, current().everyone)
@@ -52,8 +55,9 @@ def _named(params: object) -> list[tuple[str, Any]]:
 
 
 def broadcast_optimizer_state(optimizer: Optimizer, root_rank: int) -> None:
-    """Makes the optimizer's state and hyperparameters those of rank `root_rank`; of a
-    DistributedOptimizer also what compression has lost, if the root has just loaded it."""
+    """Replace the optimizer's state and hyperparameters by those of rank `root_rank`. With a
+    DistributedOptimizer this includes the residuals of all ranks, if the root has just loaded
+    them."""
     check_kind("optimizer", optimizer, Optimizer, "one of torch.optim")
     check_root(root_rank, current().everyone)
     mine = rank() == root_rank
@@ -65,7 +69,7 @@ def broadcast_optimizer_state(optimizer: Optimizer, root_rank: int) -> None:
 def broadcast_object(
     obj: Any, root_rank: int = 0, name: str | None = None, process_set: Any = global_process_set
 ) -> Any:
-    """The object of rank `root_rank`; it must be picklable."""
+    """Return the object of rank `root_rank`; it must be picklable."""
     members = members_of(process_set)
     check_root(root_rank, members)
     label = Label("broadcast_object", name, f"from rank {root_rank}")
@@ -79,7 +83,7 @@ def broadcast_object(
 def allgather_object(
     obj: Any, name: str | None = None, process_set: Any = global_process_set
 ) -> list[Any]:
-    """The objects of all ranks, by rank; they must be picklable."""
+    """Return the objects of all ranks, by rank; they must be picklable."""
     members = members_of(process_set)
     label = Label("allgather_object", name)
     data = _pickled(obj)
@@ -92,13 +96,14 @@ def allgather_object(
 
 
 def _pickled(obj: Any) -> bytes:
-    """Before anything is sent, so that no rank waits for an object that can't be."""
+    """Pickle the object before anything is sent, so that no rank waits for one that cannot be
+    pickled."""
     try:
         return pickle.dumps(obj)
-    except Exception as error:  # whatever the object's own methods raise
+    except Exception as error:  # the object's own methods may raise any type
         raise wrong("obj", obj, f"what can be pickled ({error})") from error
 
 
 def barrier(process_set: Any = global_process_set) -> None:
-    """Returns when all ranks have come."""
+    """Block until all ranks have called it."""
     members_of(process_set).exact.agreed(Label("barrier", None), lambda _: None).result()

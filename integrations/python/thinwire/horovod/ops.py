@@ -1,4 +1,4 @@
-"""The operations of Horovod's reductions, and the arguments that these share."""
+"""The operations of Horovod's reductions, and their common arguments."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from thinwire.errors import InvalidArgumentError, UnavailableError
 
 
 class Op(enum.Enum):
-    """How the tensors of all ranks become one."""
+    """The operation of a reduction."""
 
     AVERAGE = "mean"
     SUM = "sum"
@@ -35,9 +35,10 @@ REDUCE_OPS = {
 
 
 def op_of(op: object, average: object = None) -> Op:
-    """The operation that `op`, or Horovod's older argument `average`, names; Average for neither.
+    """Return the operation that `op` or Horovod's older argument `average` names; by default
+    Average.
 
-    InvalidArgumentError for both at once and for anything else; UnavailableError for Adasum."""
+    InvalidArgumentError if both are given, and for any other value; UnavailableError for Adasum."""
     if average is not None:
         check_kind("average", average, bool, "True, False or None")
         if op is not None:

@@ -32,25 +32,36 @@ def DistributedOptimizer(
     sparse_as_dense: bool = False,
     process_set: Any = global_process_set,
 ) -> ReducingOptimizer:
-    """An optimizer that steps with the means of all ranks' gradients; it is an instance of the
-    wrapped one's class as well. Gradients go while backward() makes others; step() waits for all.
+    """Wrap an optimizer, so that it steps with the means of all ranks' gradients.
 
-    named_parameters: model.named_parameters(), with names that are equal on all ranks, which rules
-      and residuals go by. None: their numbers.
-    compression: Compression.none (default), .int4, .thinwire({...}, min_bytes=...), ...
-    backward_passes_per_step: gradients add up over this many passes, and go with the last.
-    op: Average, or Sum.
-    gradient_predivide_factor: keeps float16 sums from overflowing in Horovod. They are made in
-      fp32 here, so the mean is the same with any factor, and only the value is checked.
-    num_groups, groups: which gradients Horovod fuses; thinwire merges neighbours by itself.
-    sparse_as_dense: gradients of sparse embeddings become dense before they go; else they are an
-      InvalidArgumentError.
-    process_set: the ranks whose gradients are reduced; on the others the optimizer steps with its
-      own.
+    Gradients are sent while backward() computes others; step() waits for all. Parameters are not
+    broadcast: call broadcast_parameters() and broadcast_optimizer_state(). backward() and step()
+    raise typed errors; after one, every later use raises it again.
 
-    Does not broadcast: call broadcast_parameters() and broadcast_optimizer_state(). Raises
-    InvalidArgumentError for wrong arguments and LBFGS, UnavailableError for op=Adasum; backward()
-    and step() raise typed errors, and then stay failed."""
+    Args:
+        optimizer: any torch optimizer but LBFGS.
+        named_parameters: model.named_parameters(), with names that are equal on all ranks, which
+            rules and residuals use. None: parameters are numbered.
+        compression: Compression.none (default), .int4, .thinwire({...}, min_bytes=...), ...
+        backward_passes_per_step: gradients are accumulated over this many passes, and sent in the
+            last one.
+        op: Average, or Sum.
+        gradient_predivide_factor: only checked. It keeps Horovod's float16 sums from overflowing;
+            sums here are in fp32, so the mean does not depend on it.
+        num_groups, groups: only checked. They choose the gradients that Horovod fuses; thinwire
+            merges neighbours by itself.
+        sparse_as_dense: make gradients of sparse embeddings dense before they are sent; otherwise
+            they are an InvalidArgumentError.
+        process_set: the ranks whose gradients are reduced; on other ranks the optimizer steps with
+            its own gradients.
+
+    Returns:
+        A ReducingOptimizer that is also an instance of the wrapped optimizer's class.
+
+    Raises:
+        InvalidArgumentError: an argument is not valid, or the optimizer is LBFGS.
+        UnavailableError: op=Adasum.
+    """
     check_kind("optimizer", optimizer, Optimizer, "one of torch.optim")
     checks.check_optimizer(optimizer)
     check_compression(compression)
@@ -74,7 +85,7 @@ def DistributedOptimizer(
         parameters={name: p.numel() for p, name in names.items()},
         **{"policy": "wfbp", **compression.options},
     )  # fmt: skip
-    # Both, so that isinstance() and whatever asks for the class's name see the wrapped class.
+    # Name and bases, so that the wrapped class is seen by isinstance() and by its name.
     cls = type(type(optimizer).__name__, (ReducingOptimizer, type(optimizer)), {})
     joining = None if group is not current().everyone.group else current().everyone.joining
     return cls(optimizer, names, exchange, kind, backward_passes_per_step, sparse_as_dense, joining)
@@ -83,7 +94,7 @@ def DistributedOptimizer(
 def _names_of(
     optimizer: Optimizer, named: Iterable[tuple[str, torch.Tensor]] | None
 ) -> dict[torch.Tensor, str]:
-    """The optimizer's parameters that are trained, in the order of their names' listing."""
+    """Return the optimizer's trained parameters with their names, in the order of the names."""
     trained = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
     if named is None:
         return {p: f"parameter {number}" for number, p in enumerate(trained)}

@@ -24,8 +24,8 @@ from thinwire.torch.optimizer.wrapped_optimizer import WrappedOptimizer, loss_of
 
 
 class ReducingOptimizer(WrappedOptimizer):
-    """The base of what DistributedOptimizer() returns: a subclass of this and of the class of the
-    optimizer that it was given."""
+    """The base class of what DistributedOptimizer() returns: an instance of a subclass of this and
+    of the wrapped optimizer's class."""
 
     def __init__(
         self,
@@ -37,12 +37,13 @@ class ReducingOptimizer(WrappedOptimizer):
         sparse_as_dense: bool,
         joining: Joining | None,
     ) -> None:
-        """joining: where ranks may join(), whose optimizers are made in one order."""
+        """joining: if ranks may join(), which requires that all ranks create their optimizers in
+        the same order."""
         super().__init__(inner)
         self._names, self._exchange, self._op = names, exchange, op
         self._sparse_as_dense = sparse_as_dense
         self._pipeline = StepPipeline(inner, exchange, find_unused=False)
-        self._passes: Counter[torch.Tensor] = Counter()  # since the last reduction
+        self._passes: Counter[torch.Tensor] = Counter()  # passes since the last reduction
         self._synchronizes = True
         self._restored: Mapping[str, Any] | None = None
         self._joining, self._kind = joining, ""
@@ -50,8 +51,8 @@ class ReducingOptimizer(WrappedOptimizer):
             self._kind = f"optimizer {len(joining.makers)}"
             make = weakref.WeakMethod(self._step_of_others)
             joining.makers[self._kind] = lambda *_: make()()
-        self._end: Callable[[], object] | None = None  # of the step under way
-        self._in_step_of_others = False  # after join()
+        self._end: Callable[[], object] | None = None  # ends the present step
+        self._in_step_of_others = False  # True after join(), in a step of the other ranks
         self.set_backward_passes_per_step(backward_passes_per_step)
         if exchange.config.momentum:
             exchange.take_momentum(inner, names.get)
@@ -59,19 +60,19 @@ class ReducingOptimizer(WrappedOptimizer):
             parameter.register_post_accumulate_grad_hook(self._on_gradient)
 
     def __getattr__(self, name: str) -> Any:
-        """Returns what a wrapped optimizer of the user's has beside torch's names. Names with an
-        underscore are not passed on: they say how torch may drive an optimizer's step()."""
+        """Return an attribute of a custom wrapped optimizer. Names with an underscore are not
+        passed on: torch uses them to decide how it may call an optimizer's step()."""
         if name.startswith("_"):
             raise AttributeError(name)
         return getattr(self._inner, name)
 
     @property
     def exchange(self) -> GradientExchange:
-        """Codec, connections and statistics."""
+        """The exchange: codec, connections and statistics."""
         return self._exchange
 
     def set_backward_passes_per_step(self, passes: int) -> None:
-        """Between steps."""
+        """Set the number of passes per step. Call it between steps."""
         check_whole("passes", passes, 1)
         self.backward_passes_per_step = passes
         self._passes.clear()
@@ -79,7 +80,7 @@ class ReducingOptimizer(WrappedOptimizer):
     # Gradients, as autograd makes them.
 
     def _lay_out(self) -> None:
-        """Makes the buckets at the first gradient or step."""
+        """Create the buckets, at the first gradient or step."""
         if not self._pipeline.buckets:
             make = functools.partial(self._exchange.bucket, op=self._op.value)
             named = [(name, parameter) for parameter, name in self._names.items()]
@@ -88,7 +89,7 @@ class ReducingOptimizer(WrappedOptimizer):
     def _on_gradient(self, parameter: torch.Tensor) -> None:
         self._lay_out()
         self._restored = None
-        if self._pipeline.synchronized:  # a step was left out, as a loss scaler does
+        if self._pipeline.synchronized:  # a step was skipped, for example by a loss scaler
             for bucket in self._pipeline.buckets:
                 self._pipeline.begin(bucket)
         if parameter.grad.is_sparse:
@@ -109,21 +110,21 @@ class ReducingOptimizer(WrappedOptimizer):
                 f"{self._passes[parameter]} times before step(), expected "
                 f"{self.backward_passes_per_step}; raise backward_passes_per_step"
             )
-            raise errors.again(self._exchange.fail(error))  # peers would wait for the next step
+            raise errors.again(self._exchange.fail(error))  # so that peers do not wait next step
         if bucket.ready(parameter):
             self._begin_step()
             self._pipeline.send(bucket)
 
     def _begin_step(self) -> None:
-        """Before gradients of a step are sent."""
+        """Call before gradients of a step are sent."""
         if self._joining is not None and self._end is None:
             self._end = self._joining.begin(self._kind, (self._kind, None), None)
 
     # Steps.
 
     def synchronize(self) -> None:
-        """After backward(): returns when every .grad is reduced. It may be clipped or unscaled
-        then; step() follows, under skip_synchronize() or not."""
+        """After backward(): return when every .grad is reduced. Then gradients may be clipped or
+        unscaled before step(), with or without skip_synchronize()."""
         checks.check_can_synchronize(False, self._exchange)
         self._lay_out()
         if not self._pipeline.synchronized:
@@ -140,7 +141,7 @@ class ReducingOptimizer(WrappedOptimizer):
 
     @contextlib.contextmanager
     def skip_synchronize(self) -> Iterator[None]:
-        """step() in here takes the gradients as synchronize() and its caller have left them."""
+        """A context in which step() uses the gradients as they are after synchronize()."""
         self._synchronizes = False
         try:
             yield
@@ -148,8 +149,8 @@ class ReducingOptimizer(WrappedOptimizer):
             self._synchronizes = True
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Waits for all gradients, unless synchronize() has, and makes the wrapped optimizer's
-        step. The closure comes first, once. Returns its loss."""
+        """Call the closure once, wait for all gradients, unless synchronize() has done so, and make
+        the wrapped optimizer's step. Return the closure's loss."""
         loss = loss_of(closure)
         self._lay_out()
         checks.check_gradients(self, self._names)
@@ -170,8 +171,8 @@ class ReducingOptimizer(WrappedOptimizer):
     # After join().
 
     def _step_of_others(self) -> Callable[[], object]:
-        """Sends zeros. Returns a function that takes the means and drops them, to be called before
-        the next step at the latest; until then the others may do something else."""
+        """Send zeros. Return a function that waits for the means and drops them. Call it before the
+        next step; until then the others may make other calls."""
         self._finish_step_of_others()
         self._lay_out()
         for bucket in self._pipeline.buckets:
@@ -193,7 +194,7 @@ class ReducingOptimizer(WrappedOptimizer):
 
     @contextlib.contextmanager
     def _no_gradients(self) -> Iterator[None]:
-        """Every .grad is None in here, and what it was after."""
+        """A context in which every .grad is None; they are restored at its end."""
         kept = {parameter: parameter.grad for parameter in self._names}
         for parameter in kept:
             parameter.grad = None
@@ -204,8 +205,8 @@ class ReducingOptimizer(WrappedOptimizer):
                 parameter.grad = gradient
 
     def zero_grad(self, *arguments: Any, **options: Any) -> None:
-        """As the wrapped optimizer's. InvalidArgumentError between backward() and step(), when
-        gradients are on their way."""
+        """Call the wrapped optimizer's zero_grad(). InvalidArgumentError between backward() and
+        step(), while gradients are in flight."""
         if any(bucket.phase is Phase.IN_FLIGHT for bucket in self._pipeline.buckets):
             raise errors.InvalidArgumentError(
                 f"rank {self._exchange.rank}: zero_grad() comes between backward() and step(), "
@@ -214,7 +215,7 @@ class ReducingOptimizer(WrappedOptimizer):
         super().zero_grad(*arguments, **options)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """An InvalidArgumentError: parameters are those of the optimizer that was wrapped."""
+        """Raise InvalidArgumentError: the parameters are those of the wrapped optimizer."""
         if hasattr(self, "_pipeline"):
             raise wrong("param_group", param_group, "none after wrapping; add it to the optimizer "
                         "before DistributedOptimizer")  # fmt: skip
@@ -223,20 +224,20 @@ class ReducingOptimizer(WrappedOptimizer):
     # Checkpoints.
 
     def state_dict(self) -> dict[str, Any]:
-        """The wrapped optimizer's, which one rank alone may save. What compression has lost is not
-        in it, but for that of a dict that was loaded, until the first backward(), so that
-        broadcast_optimizer_state() takes it to the other ranks."""
+        """Return the wrapped optimizer's state dict, which a single rank may save. It has no
+        residuals; only between load_state_dict() and the first backward() it has the loaded ones,
+        so that broadcast_optimizer_state() can send them to the other ranks."""
         kept = {} if self._restored is None else {"thinwire": self._restored}
         return {**super().state_dict(), **kept}
 
     def gathered_state_dict(self) -> dict[str, Any]:
-        """The wrapped optimizer's, and what compression has lost on all ranks. All ranks call it,
-        and rank 0 saves it; the others get no content."""
+        """Return the wrapped optimizer's state dict and the residuals of all ranks. All ranks call
+        it, and rank 0 saves it; the others get a dict without content."""
         return {**super().state_dict(), "thinwire": self._exchange.gathered_state_dict()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Takes state_dict() or gathered_state_dict(), on every rank, or on one before
-        broadcast_optimizer_state(). InvalidArgumentError, or torch's ValueError, if it does not
+        """Load a state_dict() or gathered_state_dict(), on every rank, or on one rank before
+        broadcast_optimizer_state(). InvalidArgumentError or torch's ValueError if it does not
         fit."""
         checks.check_state_dict(state_dict)
         kept = state_dict.get("thinwire")
@@ -250,5 +251,5 @@ class ReducingOptimizer(WrappedOptimizer):
         self._restored = kept
 
     def close(self) -> None:
-        """Says goodbye to the peers; at exit that happens by itself."""
+        """Close the connections. This also happens at exit."""
         self._exchange.close()

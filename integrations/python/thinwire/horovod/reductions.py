@@ -1,7 +1,8 @@
-"""allreduce and grouped_allreduce, in place and not, at once and later.
+"""allreduce and grouped_allreduce in their variants: in place or not, blocking or asynchronous.
 
-float32, bfloat16 and float16 are averaged and summed by thinwire's engine, in fp32, with any codec;
-`Compression.none` is exact. All else goes over torch.distributed, in the tensor's own type."""
+thinwire's engine averages and sums float32, bfloat16 and float16, in fp32, with any codec;
+`Compression.none` is exact. All other reductions use torch.distributed, in the tensor's own
+type."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ from thinwire.torch import tensors
 
 
 class How(NamedTuple):
-    """The arguments that all reductions have, checked."""
+    """The checked arguments that all reductions have."""
 
     op: Op
     codec: str
@@ -47,7 +48,7 @@ def how(
     postscale_factor: float,
     process_set: object,
 ) -> How:
-    """Raises as the calls say."""
+    """Check the arguments. Raises the errors that the calls document."""
     check_factor("prescale_factor", prescale_factor)
     check_factor("postscale_factor", postscale_factor)
     check_compression(compression)
@@ -78,7 +79,7 @@ def check_tensors(got: object) -> None:
 
 
 def scaled(tensor: torch.Tensor, factor: float) -> torch.Tensor:
-    """Integers are multiplied in float64 and cut towards zero."""
+    """Return tensor * factor. Integers are multiplied in float64 and rounded towards zero."""
     if factor == 1.0:
         return tensor
     whole = not (tensor.is_floating_point() or tensor.is_complex())
@@ -86,12 +87,12 @@ def scaled(tensor: torch.Tensor, factor: float) -> torch.Tensor:
 
 
 def by_engine(tensor: torch.Tensor, op: Op) -> bool:
-    """True if thinwire's engine reduces it, and not torch.distributed."""
+    """Return whether thinwire's engine reduces it, and not torch.distributed."""
     return tensor.dtype in tensors.DTYPES and op in (Op.AVERAGE, Op.SUM)
 
 
 def start_all_reduce(tensor: torch.Tensor, name: str | None, asked: How) -> Handle:
-    """A handle of a new tensor."""
+    """Return a handle whose result is a new tensor."""
     if tensor.is_complex() and asked.op not in (Op.AVERAGE, Op.SUM):
         raise InvalidArgumentError(
             f"op is {asked.op} and the tensor {tensor.dtype}, expected Average or Sum, since "
@@ -115,7 +116,8 @@ def start_by_engine(
     asked: How,
     finish: Callable[[torch.Tensor], torch.Tensor],
 ) -> Handle:
-    """A handle of the result, postscaled after `finish`. The tensor is scaled, and given away."""
+    """Return a handle of the result, postscaled after `finish`. The tensor is already prescaled,
+    and this call may overwrite it."""
     members, on_gpu = asked.members, tensor.device.type == "cuda"
     shape, dtype = tuple(tensor.shape), tensor.dtype
     call = EngineCall(
@@ -152,20 +154,21 @@ def allreduce_async(
     process_set: Any = global_process_set,
     compression: Compressor = Compression.none,
 ) -> Handle:
-    """As allreduce(), at once, with a handle for poll() and synchronize()."""
+    """Like allreduce(), but return at once, with a handle for poll() and synchronize()."""
     check_tensor("tensor", tensor)
     asked = how(op, average, compression, prescale_factor, postscale_factor, process_set)
     return start_all_reduce(tensor, name, asked)
 
 
 def allreduce_async_(tensor: torch.Tensor, *arguments: Any, **options: Any) -> Handle:
-    """As allreduce_async(), in place: synchronize() writes the result, and returns the tensor."""
+    """Like allreduce_async(), but in place: synchronize() writes the result and returns the
+    tensor."""
     check_target("tensor", tensor)
     return in_place(tensor, allreduce_async(tensor, *arguments, **options))
 
 
 def allreduce_(tensor: torch.Tensor, *arguments: Any, **options: Any) -> torch.Tensor:
-    """allreduce_async_() and its synchronize()."""
+    """Like allreduce(), but in place. Return the tensor."""
     return allreduce_async_(tensor, *arguments, **options).wait()
 
 
@@ -179,7 +182,7 @@ def grouped_allreduce_async(
     process_set: Any = global_process_set,
     compression: Compressor = Compression.none,
 ) -> Handle:
-    """As grouped_allreduce(), at once, with a handle whose result is the list."""
+    """Like grouped_allreduce(), but return at once, with a handle whose result is the list."""
     check_tensors(tensors)
     asked = how(op, average, compression, prescale_factor, postscale_factor, process_set)
     names = names_of(name, len(tensors))
@@ -189,7 +192,7 @@ def grouped_allreduce_async(
 def grouped_allreduce_async_(
     tensors: Sequence[torch.Tensor], *arguments: Any, **options: Any
 ) -> Handle:
-    """As grouped_allreduce_async(), in place."""
+    """Like grouped_allreduce_async(), but in place."""
     check_tensors(tensors)
     for number, tensor in enumerate(tensors):
         check_target(f"tensors[{number}]", tensor)
@@ -204,5 +207,5 @@ def grouped_allreduce_async_(
 def grouped_allreduce_(
     tensors: Sequence[torch.Tensor], *arguments: Any, **options: Any
 ) -> list[torch.Tensor]:
-    """grouped_allreduce_async_() and its synchronize()."""
+    """Like grouped_allreduce(), but in place. Return the tensors."""
     return grouped_allreduce_async_(tensors, *arguments, **options).wait()

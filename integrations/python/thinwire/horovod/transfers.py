@@ -1,7 +1,7 @@
 """allgather, broadcast, alltoall, sparse_allreduce_async and reducescatter.
 
-All but the last are exact, of any type, and go over torch.distributed; reducescatter is by
-thinwire's engine what its engine can reduce."""
+All but the last are not compressed, support any type, and use torch.distributed. reducescatter uses
+thinwire's engine for the types that it can reduce."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from thinwire.torch import tensors as checks
 def allgather_async(
     tensor: torch.Tensor, name: str | None = None, process_set: Any = global_process_set
 ) -> Handle:
-    """As allgather(), at once, with a handle."""
+    """Like allgather(), but return a handle at once."""
     check_tensor("tensor", tensor)
     label = Label("allgather", name, str(tensor.dtype))
     return _gather(tensor, label, members_of(process_set))
@@ -56,7 +56,7 @@ def grouped_allgather_async(
     name: str | None = None,
     process_set: Any = global_process_set,
 ) -> Handle:
-    """As grouped_allgather(), at once, with a handle whose result is the list."""
+    """Like grouped_allgather(), but return at once, with a handle whose result is the list."""
     check_tensors(tensors)
     named = zip(tensors, names_of(name, len(tensors)), strict=True)
     return of_several([allgather_async(*each, process_set) for each in named])
@@ -68,7 +68,7 @@ def sparse_allreduce_async(
     op: Op | None = None,
     process_set: Any = global_process_set,
 ) -> Handle:
-    """Averages or sums sparse tensors, at once, by a gather of all ranks' indices and values.
+    """Start to average or sum sparse tensors, by a gather of all ranks' indices and values.
 
     Args:
         tensor: of layout torch.sparse_coo, the same shape and dtype on all ranks.
@@ -78,10 +78,11 @@ def sparse_allreduce_async(
 
     Returns:
         A handle, which may be called in place of synchronize(handle). Its result is not coalesced:
-        an index that several ranks have is in it several times.
+        an index of several ranks appears several times.
 
     Raises:
-        InvalidArgumentError; the handle raises MismatchError, TimeoutError or PeerLostError.
+        InvalidArgumentError: an argument is not valid. The handle raises MismatchError,
+            TimeoutError or PeerLostError.
     """
     check_kind("tensor", tensor, torch.Tensor, "a torch.Tensor")
     if tensor.layout != torch.sparse_coo:
@@ -114,7 +115,7 @@ def broadcast_async(
     name: str | None = None,
     process_set: Any = global_process_set,
 ) -> Handle:
-    """As broadcast(), at once, with a handle."""
+    """Like broadcast(), but return a handle at once."""
     check_tensor("tensor", tensor)
     members = members_of(process_set)
     check_root(root_rank, members)
@@ -130,20 +131,21 @@ def broadcast_async(
 
 
 def check_root(root_rank: object, members: Members) -> None:
-    """InvalidArgumentError unless it is the rank, in the job, of a member."""
+    """InvalidArgumentError unless it is the job's rank of a member."""
     number = isinstance(root_rank, int) and not isinstance(root_rank, bool)
     if not number or root_rank not in members.ranks:
         raise wrong("root_rank", root_rank, f"one of the ranks {members.ranks}")
 
 
 def broadcast_async_(tensor: torch.Tensor, *arguments: Any, **options: Any) -> Handle:
-    """As broadcast_async(), in place: synchronize() writes the result, and returns the tensor."""
+    """Like broadcast_async(), but in place: synchronize() writes the result and returns the
+    tensor."""
     check_target("tensor", tensor)
     return in_place(tensor, broadcast_async(tensor, *arguments, **options))
 
 
 def broadcast_(tensor: torch.Tensor, *arguments: Any, **options: Any) -> torch.Tensor:
-    """broadcast_async_() and its synchronize()."""
+    """Like broadcast(), but in place. Return the tensor."""
     return broadcast_async_(tensor, *arguments, **options).wait()
 
 
@@ -153,7 +155,7 @@ def alltoall_async(
     name: str | None = None,
     process_set: Any = global_process_set,
 ) -> Handle:
-    """As alltoall(), at once, with a handle, whose result is always the pair."""
+    """Like alltoall(), but return at once, with a handle whose result is always the pair."""
     check_tensor("tensor", tensor)
     members = members_of(process_set)
     counts = _splits_of(tensor, splits, members)
@@ -172,7 +174,8 @@ def alltoall_async(
 
 
 def _splits_of(tensor: torch.Tensor, splits: object, members: Members) -> list[int]:
-    """The rows for each member. InvalidArgumentError if the tensor has not as many."""
+    """Return the number of rows for each member. InvalidArgumentError if the tensor has another
+    number of rows."""
     if tensor.dim() == 0:
         raise wrong("tensor", tensor, "one with a first dimension, whose rows go to the ranks")
     rows, size = len(tensor), members.size
@@ -196,7 +199,7 @@ def reducescatter_async(
     postscale_factor: float = 1.0,
     compression: Compressor = Compression.none,
 ) -> Handle:
-    """As reducescatter(), at once, with a handle."""
+    """Like reducescatter(), but return a handle at once."""
     check_tensor("tensor", tensor)
     asked = how(op, None, compression, prescale_factor, postscale_factor, process_set)
     if tensor.dim() == 0:
@@ -209,19 +212,21 @@ def reducescatter_async(
 def grouped_reducescatter_async(
     tensors: Sequence[torch.Tensor], name: str | None = None, *arguments: Any, **options: Any
 ) -> Handle:
-    """As grouped_reducescatter(), at once, with a handle whose result is the list."""
+    """Like grouped_reducescatter(), but return at once, with a handle whose result is the list."""
     check_tensors(tensors)
     named = zip(tensors, names_of(name, len(tensors)), strict=True)
     return of_several([reducescatter_async(*each, *arguments, **options) for each in named])
 
 
 def counts_of(rows: int, size: int) -> list[int]:
-    """Rows of each rank: as many for all, and one more for the first of them."""
+    """Return the number of rows of each rank: equal, with one more on the first ranks if `rows`
+    does not divide evenly."""
     return [rows // size + (rank < rows % size) for rank in range(size)]
 
 
 def _scatter(rows: torch.Tensor, name: str | None, asked: How) -> Handle:
-    """The engine gives every rank as much, so short parts are filled up with zeros."""
+    """Reduce-scatter with the engine, which needs parts of equal size: pad short parts with
+    zeros."""
     counts = counts_of(rows.shape[0], asked.members.size)
     with torch.no_grad():
         whole = rows.new_zeros((len(counts), counts[0], *rows.shape[1:]))

@@ -1,4 +1,4 @@
-"""init() and what it makes: the ranks, and the process sets that collectives go over."""
+"""init(), the ranks, and the process sets of collectives."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from thinwire.torch.collectives import all_reduce
 
 
 class Numbers(NamedTuple):
-    """cross: among the ranks with the same local rank, one on each host."""
+    """Rank numbers and sizes. cross: among the ranks with the same local rank, one on each
+    host."""
 
     rank: int
     size: int
@@ -29,11 +30,12 @@ class Numbers(NamedTuple):
     local_size: int
     cross_rank: int
     cross_size: int
-    homogeneous: bool  # every host has as many ranks
+    homogeneous: bool  # all hosts have the same number of ranks
 
 
 class Seat(NamedTuple):
-    """A rank's words to the others; local_rank is None where no launcher says it."""
+    """The data that ranks exchange in init(). local_rank is None if the launcher does not set
+    it."""
 
     host: str
     local_rank: int | None
@@ -41,7 +43,8 @@ class Seat(NamedTuple):
 
 
 def numbers_of(rank: int, seats: Sequence[Seat]) -> Numbers:
-    """seats: of all ranks, by rank. Without a launcher ranks of one host name share a host."""
+    """Return this rank's numbers. seats: of all ranks, by rank. Without a launcher, ranks with the
+    same host name are on the same host."""
     if any(seat.local_rank is None for seat in seats):
         hosts = [seat.host for seat in seats]
         seats = [Seat(h, hosts[:r].count(h), hosts.count(h)) for r, h in enumerate(hosts)]
@@ -54,22 +57,22 @@ def numbers_of(rank: int, seats: Sequence[Seat]) -> Numbers:
 
 
 class Members:
-    """The ranks of one process set that is in use, on one of them: its group, which is its own so
-    that what the program does with torch.distributed goes its own way, and what is in flight."""
+    """One rank's view of a process set in use: its process group, which is not the program's, so
+    that the program's own torch.distributed calls do not interfere, and its calls in flight."""
 
     def __init__(self, group: dist.ProcessGroup, joining: Joining | None = None) -> None:
-        """All members call it: they connect here, and not in a first allreduce that is submitted
-        on one rank while another still waits for a broadcast."""
+        """All members call it, and connect here. Connecting in the first allreduce could deadlock,
+        if another rank still waits for a broadcast then."""
         self.group = group
         self.ranks = dist.get_process_group_ranks(group)
         self.rank, self.size = dist.get_rank(group), len(self.ranks)  # among the members
-        self.joining = joining  # None: other than global_process_set
+        self.joining = joining  # None for other sets than global_process_set
         self.exact = ExactCollectives(group, joining)
-        self.in_flight: set[str] = set()  # names
+        self.in_flight: set[str] = set()  # names in use
         all_reduce(torch.zeros(1, dtype=torch.float32), codec="fp32", group=group, strict=True)
 
     def begin(self, kind: str, key: tuple[str, str | None], part: Any) -> Callable[[], object]:
-        """As Joining.begin(), where ranks may join."""
+        """Call Joining.begin(), if ranks may join."""
         return self.joining.begin(kind, key, part) if self.joining else lambda: None
 
     def close(self) -> None:
@@ -78,15 +81,15 @@ class Members:
 
 
 class ProcessSet:
-    """Some of the ranks, which collectives with `process_set=` go over. init() or
-    add_process_set() takes it into use, and then it has a process_set_id."""
+    """A subset of the ranks, for the `process_set` argument of collectives. Register it with init()
+    or add_process_set(), which set its process_set_id."""
 
     def __init__(self, ranks: Iterable[int]) -> None:
         """Args:
-            ranks: of the job, each once; their order does not matter.
+            ranks: ranks of the job, each once; their order does not matter.
 
         Raises:
-            InvalidArgumentError: it is no such list, or an MPI communicator.
+            InvalidArgumentError: it is not such a list, or it is an MPI communicator.
         """
         expected = "a list of ranks, each once"
         check_kind("ranks", ranks, Iterable, expected)
@@ -98,11 +101,12 @@ class ProcessSet:
         self.process_set_id: int | None = None
 
     def size(self) -> int | None:
-        """The number of its ranks; None while it is not in use."""
+        """Return the number of its ranks; None while it is not in use."""
         return len(self.ranks) if self._in_use() else None
 
     def rank(self) -> int | None:
-        """This process among its ranks; None while it is not in use, and outside it."""
+        """Return this process's rank in the set; None while the set is not in use, or outside
+        it."""
         return self.ranks.index(rank()) if self._in_use() and self.included() else None
 
     def included(self) -> bool:
@@ -118,7 +122,7 @@ class ProcessSet:
     __repr__ = __str__
 
 
-global_process_set = ProcessSet([])  # init() says which ranks these are
+global_process_set = ProcessSet([])  # init() sets its ranks
 global_process_set.process_set_id = 0
 
 
@@ -137,9 +141,9 @@ class World:
         dist.all_gather_object(seats, seat, group=group)
         self.numbers = numbers_of(dist.get_rank(group), seats)
         self.everyone = Members(group, Joining(group))
-        # By process_set_id; None where this rank is not in the set.
+        # By process_set_id; the value is None if this rank is not in the set.
         self.sets: dict[int | None, Members | None] = {0: self.everyone}
-        self.alone: dist.ProcessGroup | None = None  # of this rank, once there is a process set
+        self.alone: dist.ProcessGroup | None = None  # of this rank only; made with the first set
 
     def add(self, process_set: ProcessSet) -> None:
         """All ranks of the job call it, with the same ranks."""
@@ -154,15 +158,15 @@ class World:
         process_set.process_set_id = number
 
     def _new_group(self, ranks: list[int]) -> Any:
-        # Torch 2.14 names a group by the number of those that its process has made before, so all
-        # ranks must make as many: a rank outside the set must not make its own when it needs one.
+        # Torch 2.14 names a group by the number of groups that its process has created before, so
+        # all ranks must create the same number: ranks inside the set create `alone`, too.
         if self.alone is None:
             mine = [self.numbers.rank]
             self.alone = dist.new_group(mine, backend="gloo", use_local_synchronization=True)
         return dist.new_group(ranks, backend="gloo")
 
     def remove(self, process_set: ProcessSet) -> bool:
-        """All ranks of the job call it, after the set's collectives are waited for."""
+        """All ranks of the job call it, after waiting for the set's collectives."""
         number = process_set.process_set_id
         if not number or number not in self.sets:
             return False
@@ -190,16 +194,16 @@ _set_numbers = itertools.count(1)  # never reused, so that a set of an ended Wor
 
 @functools.cache
 def _stores() -> dict[launch.Place, dist.Store]:
-    """The stores in which this process has met others. They stay: a rank that calls init() after
-    shutdown() before rank 0 has shut down would else meet in a store that ends."""
+    """Return the rendezvous stores that this process has used. They are kept: otherwise a rank that
+    calls init() after shutdown(), before rank 0 has shut down, would use a store that ends."""
     return {}
 
 
-_meetings = itertools.count(1)  # all ranks have as many
+_meetings = itertools.count(1)  # counts calls of init(), alike on all ranks
 
 
 def _init_torch(place: launch.Place | None) -> None:
-    """torch's default group: where a launcher says, or alone."""
+    """Initialize torch's default group at the launcher's address, or with this rank alone."""
     if place is None:
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
         return
@@ -212,12 +216,12 @@ def _init_torch(place: launch.Place | None) -> None:
 
 @functools.cache
 def _worlds() -> list[World]:
-    """None or one: Horovod's functions are those of the process."""
+    """Return the list of worlds, none or one: Horovod's functions are global to the process."""
     return []
 
 
 def current() -> World:
-    """InvalidArgumentError before init() and after shutdown()."""
+    """Return the World. InvalidArgumentError before init() and after shutdown()."""
     if not _worlds():
         raise InvalidArgumentError(
             "thinwire.horovod is not initialized; call thinwire.horovod.init() first"
@@ -226,7 +230,7 @@ def current() -> World:
 
 
 def members_of(process_set: Any) -> Members:
-    """The members of a collective's process set; None means all ranks.
+    """Return the members of a collective's process set; None means all ranks.
 
     InvalidArgumentError if it is not in use, or this rank is not in it."""
     if process_set is None:
@@ -242,7 +246,7 @@ def members_of(process_set: Any) -> Members:
 
 
 def group_for(process_set: Any) -> dist.ProcessGroup:
-    """The group of a process set; on a rank outside it that of this rank alone."""
+    """Return the group of a process set; on a rank outside it, a group of only this rank."""
     if isinstance(process_set, ProcessSet):
         world = current()
         if world.sets.get(process_set.process_set_id, 0) is None and world.alone is not None:
@@ -251,13 +255,19 @@ def group_for(process_set: Any) -> dist.ProcessGroup:
 
 
 def init(comm: None = None, process_sets: Sequence[ProcessSet] | str | None = None) -> None:
-    """Finds the other ranks, by the variables of torchrun, srun, mpirun and others
-    (thinwire.launch); without any of them this process is alone. All ranks call it; it does nothing
-    the second time. torch's default process group is used if it is there, and else made.
+    """Connect to the other ranks, by the variables of torchrun, srun, mpirun and others
+    (thinwire.launch); without a launcher this process is the only rank. All ranks call it; a second
+    call does nothing. torch's default process group is used if it is initialized, and initialized
+    otherwise.
 
-    comm: Horovod's, for some of the ranks only, which is an InvalidArgumentError.
-    process_sets: those to take into use at once, the same on all ranks; more may be added later,
-      which Horovod's "dynamic" allows as well."""
+    Args:
+        comm: Horovod's argument for a subset of the ranks; must be None.
+        process_sets: process sets to register now, the same on all ranks. More may be added later,
+            also without Horovod's "dynamic".
+
+    Raises:
+        InvalidArgumentError: an argument is not valid.
+    """
     if comm is not None:
         raise wrong("comm", comm, "None: all ranks that the launcher started take part")
     given = [] if process_sets in (None, "dynamic") else process_sets
@@ -272,10 +282,18 @@ def init(comm: None = None, process_sets: Sequence[ProcessSet] | str | None = No
 
 
 def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
-    """Takes a process set into use, and returns it. All ranks of the job call it, in one order.
+    """Register a process set. All ranks of the job call it, in the same order.
 
-    process_set: one that is not in use, or a list of ranks. InvalidArgumentError for anything else;
-      MismatchError, on every rank, if they give different ones."""
+    Args:
+        process_set: one that is not in use, or a list of ranks.
+
+    Returns:
+        The process set.
+
+    Raises:
+        InvalidArgumentError: the argument is not valid.
+        MismatchError: on every rank: the ranks' arguments differ.
+    """
     if not isinstance(process_set, ProcessSet):
         process_set = ProcessSet(process_set)
     current().add(process_set)
@@ -283,71 +301,79 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
-    """Ends the use of a process set; all ranks of the job call it. Returns False, and does nothing,
-    for global_process_set and for one that is not in use."""
+    """Unregister a process set. All ranks of the job call it. Returns False, and does nothing, for
+    global_process_set and for a set that is not in use."""
     check_kind("process_set", process_set, ProcessSet, "a ProcessSet")
     return current().remove(process_set)
 
 
 def join(device: int = -1) -> int:
-    """Says that this rank has no more data, and returns when all ranks have said so, the rank that
-    did so last. Until then it takes part with zeros in the allreduces, reducescatters and optimizer
-    steps of the others, whose averages are still over all ranks. It does not step itself, so
-    broadcast_parameters() from the returned rank may follow.
+    """Call when this rank has no more data. It blocks until all ranks have joined. Until then this
+    rank takes part with zeros in the allreduces, reducescatters and optimizer steps of the others,
+    whose averages still divide by all ranks. It does not step its own optimizer, so call
+    broadcast_parameters() from the returned rank afterwards.
 
-    device: the number of the GPU for zeros that stand for tensors on a GPU; -1: torch's current
-      one.
+    Meanwhile, gathers, broadcasts, minima, maxima, products and barriers of the others are a
+    MismatchError. A joined rank takes no part in collectives of process sets; those of a set that
+    includes it end with a TimeoutError.
 
-    On the others, meanwhile, gathers, broadcasts, minima, maxima, products and barriers are a
-    MismatchError. TimeoutError if they make no call within the deadline of the group's collectives;
-    collectives of process sets do not wait for ranks that have joined, and end so as well."""
+    Args:
+        device: the number of the GPU for zeros in place of tensors on a GPU; -1: torch's current
+            GPU.
+
+    Returns:
+        The rank that joined last.
+
+    Raises:
+        TimeoutError: the others make no call within the deadline of the group's collectives.
+    """
     check_whole("device", device, -1)
     joining = current().everyone.joining
     return joining.join(None if device < 0 else torch.device("cuda", device))
 
 
 def shutdown() -> None:
-    """Waits for what is in flight, and leaves the other ranks. All ranks call it, or none: at exit
-    it happens by itself. init() may follow."""
+    """Wait for pending calls, and disconnect. Either all ranks call it, or none; it also happens at
+    exit. init() may be called again."""
     if _worlds():
         _worlds().pop().close()
 
 
 def is_initialized() -> bool:
-    """True if init() was called, and shutdown() not since."""
+    """Return whether init() was called, and shutdown() was not called since."""
     return bool(_worlds())
 
 
 def rank() -> int:
-    """This process among all."""
+    """Return this process's rank among all."""
     return current().numbers.rank
 
 
 def size() -> int:
-    """The number of processes."""
+    """Return the number of processes."""
     return current().numbers.size
 
 
 def local_rank() -> int:
-    """This process among those of its host."""
+    """Return this process's rank among those on its host."""
     return current().numbers.local_rank
 
 
 def local_size() -> int:
-    """The number of processes on this host."""
+    """Return the number of processes on this host."""
     return current().numbers.local_size
 
 
 def cross_rank() -> int:
-    """This process among those of the same local rank, which is the number of its host."""
+    """Return this process's rank among those with the same local rank: the number of its host."""
     return current().numbers.cross_rank
 
 
 def cross_size() -> int:
-    """The number of hosts that have a process of this local rank."""
+    """Return the number of hosts that have a process with this local rank."""
     return current().numbers.cross_size
 
 
 def is_homogeneous() -> bool:
-    """True if all hosts have as many processes."""
+    """Return whether all hosts have the same number of processes."""
     return current().numbers.homogeneous

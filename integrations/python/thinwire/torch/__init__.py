@@ -5,9 +5,9 @@
     compression = tw.compress(model, codec="int4")           # DDP, FSDP2, replicate, plain modules
     compression = tw.compress(ddp, codec="onebit", optimizer=optimizer)
     ddp.register_comm_hook(tw.State(codec="int4"), tw.hook)  # torch's own spelling
-    exchange = tw.GradientExchange(codec="int4")             # for loops of one's own
+    exchange = tw.GradientExchange(codec="int4")             # for custom training loops
 
-thinwire.torch.advanced has what these are built from."""
+thinwire.torch.advanced has the parts that these are built from."""
 
 from __future__ import annotations
 

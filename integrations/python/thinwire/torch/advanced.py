@@ -1,4 +1,4 @@
-"""For frameworks and programs with needs of their own: what thinwire.torch itself is built from."""
+"""The parts that thinwire.torch is built from, for frameworks and programs with special needs."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""advise: how far to compress, in which order to send, and in buckets of which size, on this link
-with this model.
+"""advise: predicts the best codec, order of chunks and DDP bucket size for this model on this link.
 
 Two rehearsals (steps that exchange nothing) measure how long the model computes, and a probe
-measures the link and the codecs; the simulator of schedule/sim then predicts a step of every codec
-and policy. codec="auto" chooses by the same prediction; `thinwire advise` calls main()."""
+measures the link and the codecs. The simulator of schedule/sim then predicts a step for every codec
+and policy. codec="auto" uses the same prediction; `thinwire advise` calls main()."""
 
 from __future__ import annotations
 
@@ -42,28 +41,28 @@ from thinwire.torch.optimizer.module_compression import OptimizedCompression
 
 __all__ = ["ACCURATE", "CODECS", "POLICIES", "Advice", "Prediction", "advise"]
 
-_WARM_UP = 2  # steps that are left out; the first makes the optimizer's state
+_WARM_UP = 2  # steps that are not timed; the first one creates the optimizer's state
 _HOW = "torchrun --nproc-per-node 2 -m thinwire advise MODULE:FUNCTION"
 
 
 @dataclass(frozen=True)
 class Advice:
-    """Equal on all ranks."""
+    """The result of advise(), equal on all ranks."""
 
     rows: tuple[Prediction, ...]
     best: Prediction
-    compute_s: float  # of a step without any exchange
+    compute_s: float  # seconds of a step without any exchange
     link: Link
     caps: dict[int, float]  # seconds of a step under DDP with best.codec, by bucket_cap_mb
 
     @property
     def bucket_cap_mb(self) -> int:
-        """The argument of DistributedDataParallel to take with best.codec."""
+        """The recommended bucket_cap_mb of DistributedDataParallel with best.codec."""
         return choose_cap(self.caps)
 
     @property
     def compress(self) -> bool:
-        """True if a codec is recommended; False: do not compress."""
+        """True if compression is recommended."""
         return self.best.codec != PLAIN[0]
 
     @property
@@ -81,7 +80,7 @@ class Advice:
         return f"policy='{policy}', codec='fp32' is {gain:.2f} x plain {PLAIN[1]}, and {none}"
 
     def table(self) -> str:
-        """The predictions and the recommendation as text."""
+        """Return the predictions and the recommendation as text."""
         policies = list(dict.fromkeys(row.policy for row in self.rows))
         lines = ["predicted ms a step" + "".join(f"{policy:>10}" for policy in policies)]
         times = {(row.codec, row.policy): row.step_s for row in self.rows}
@@ -125,24 +124,24 @@ def advise(
 ) -> Advice:
     """Predict how long a training step takes with each codec and policy. All ranks call it.
 
-    It costs 2 * (steps + 3) steps' computing and two or three seconds on the link.
+    It takes the computing of 2 * (steps + 3) steps, and two or three seconds on the link.
 
     Args:
-        model: not wrapped. Afterwards it is as it was, a BatchNorm's running means included.
-        optimizer: the model's. Afterwards it is as it was.
-        run: makes one forward and backward pass, its batch included.
+        model: not wrapped. It is restored afterwards, including a BatchNorm's running means.
+        optimizer: the model's. It is restored afterwards.
+        run: makes one forward and backward pass, including its batch.
         codecs: from the most accurate to the least; those that do not run on the model's device are
             left out.
-        policies: the orders of chunks that are predicted.
+        policies: the orders of chunks to predict.
         allowed: the codecs that may be recommended.
-        steps: the number that are timed, twice.
+        steps: the number of steps to time in each of two rehearsals.
         process_group: torch's group; None: the default group.
         lanes: as compress() takes it.
         chunk_bytes: as compress() takes it.
         min_bytes: as compress() takes it.
 
     Returns:
-        The predictions, and what to take.
+        The predictions and the recommendation.
 
     Raises:
         InvalidArgumentError: a codec is unknown.
@@ -162,9 +161,9 @@ def advise(
 
 
 class _Rehearsal(OptimizedCompression):
-    """Sends nothing and notes its calls. But ranks begin every step together, as a real exchange
-    makes them: those that share a machine then want the same part of it at the same time. The clock
-    stands while they wait for each other."""
+    """Sends nothing and notes its calls. Ranks begin every step together, as with a real exchange,
+    because ranks on one machine compete for its cores at the same time. The clock does not count
+    the time for which they wait for each other."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         self._notes, self._waited_s = Notes(), 0.0
@@ -193,7 +192,7 @@ class _Rehearsal(OptimizedCompression):
         return time.perf_counter() - self._waited_s
 
     def profile(self) -> Profile:
-        """The profile of all ranks' steps; all ranks call it."""
+        """Return the profile of all ranks' steps. All ranks call it."""
         return self._notes.profile(_WARM_UP, self._group)
 
 
@@ -205,8 +204,8 @@ def rehearse(
     steps: int,
     process_group: dist.ProcessGroup | None,
 ) -> Profile:
-    """The profile of all ranks' steps under a policy; all ranks call it. Model, optimizer and
-    random numbers are afterwards as they were; gradients are gone."""
+    """Return the profile of all ranks' steps under a policy. All ranks call it. Model, optimizer
+    and random state are restored afterwards; gradients are set to None."""
     kept = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
     random = torch.random.get_rng_state()
     subject = _Rehearsal(model, "fp32", optimizer, policy=policy, process_group=process_group)
@@ -240,7 +239,7 @@ def _import(name: str) -> Callable[[], Any]:
 
 
 def main(make: str, codecs: Sequence[str] | None) -> int:
-    """`thinwire advise` on every rank; rank 0 prints the table."""
+    """Run `thinwire advise` on every rank; rank 0 prints the table."""
     if "RANK" not in os.environ:
         raise InvalidArgumentError(f"there are no ranks to measure between; start it with `{_HOW}`")
     made = _import(make)()

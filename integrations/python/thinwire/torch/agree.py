@@ -1,6 +1,6 @@
-"""Agreement of all ranks of a process group on a few numbers or an object, by torch's own
-collectives; and check_replicas(), which says whether a model is the same on all of them. Every rank
-makes each call."""
+"""Agreement of all ranks of a process group on a few numbers or an object, by torch's collectives;
+and check_replicas(), which checks that a model is the same on all ranks. All ranks make each
+call."""
 
 from __future__ import annotations
 
@@ -28,9 +28,14 @@ _Group = dist.ProcessGroup | None  # None: the default group
 
 @contextlib.contextmanager
 def agreeing(on: str, group: _Group, then: str = "recover()") -> Iterator[None]:
-    """Torch's own errors in the block, which are RuntimeErrors, become a PeerLostError, which names
-    the ranks that did not come to the block, or came and are lost. For its message, on: what the
-    ranks agree on; then: the call that goes on with those that are left."""
+    """Turn torch's errors in the block, which are RuntimeErrors, into a PeerLostError. It names the
+    ranks that did not reach the block, or reached it and are lost.
+
+    Args:
+        on: what the ranks agree on, for the message.
+        group: the ranks.
+        then: the call with which the ranks that are left continue, for the message.
+    """
     members = _members(group)
     roll_call = _RollCall(members)
     roll_call.answer("came")
@@ -49,8 +54,8 @@ def agreeing(on: str, group: _Group, then: str = "recover()") -> Iterator[None]:
 
 
 class _RollCall:
-    """The marks of the ranks at one agreement, in the store of their group. Torch's collectives do
-    not tell which rank is lost."""
+    """The marks that ranks set at one agreement in the store of their group, because torch's
+    collectives do not tell which rank is lost."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self._rank, self._size = dist.get_rank(group), dist.get_world_size(group)
@@ -58,22 +63,22 @@ class _RollCall:
         _agreements[group] = number + 1
         self._store: TorchStore | None = None
         if self._size > 1:
-            with contextlib.suppress(UnavailableError):  # a torch whose stores are not known
+            with contextlib.suppress(UnavailableError):  # this torch's stores cannot be found
                 store = private.store_of(group)
                 self._store = TorchStore(dist.PrefixStore(f"thinwire/agreeing/{number}", store))
 
     def answer(self, mark: str) -> None:
-        """Sets this rank's mark, unless the store is gone."""
+        """Set this rank's mark, unless the store is gone."""
         if self._store is not None:
             with contextlib.suppress(RuntimeError):
                 self._store.set(f"{mark}/{self._rank}", b"1")
 
     def absent(self) -> str:
-        """Says, soon after _ROLL_CALL_S, which ranks lack a mark."""
+        """Return text that names the ranks without a mark, soon after _ROLL_CALL_S seconds."""
         if self._store is None:
             return "no rank is known to be missing"
         said: list[str] = []
-        # A daemon, since torch waits without end for a store whose process is stopped.
+        # A daemon thread, because torch waits without end for a store whose process is stopped.
         call = threading.Thread(target=lambda: said.append(self._call()), daemon=True)
         call.start()
         call.join(2 * _ROLL_CALL_S)
@@ -118,31 +123,32 @@ def mean_of_ranks(values: Sequence[float], group: _Group) -> list[float]:
 
 
 def worst_of_ranks(values: Sequence[float], group: _Group) -> list[float]:
-    """The largest of each value."""
+    """Return the largest of each value over all ranks."""
     return _reduce(values, dist.ReduceOp.MAX, group)
 
 
 def from_rank_0(value: _T | None, group: _Group) -> _T:
-    """The value that the group's first rank gave; picklable."""
+    """Return the value that the group's first rank passed; it must be picklable."""
     return from_rank(0, value, group)
 
 
 def from_rank(source: int, value: _T | None, group: _Group) -> _T:
-    """The value that rank `source` of the group gave; picklable."""
+    """Return the value that rank `source` of the group passed; it must be picklable."""
     box = [value]
     dist.broadcast_object_list(box, dist.get_process_group_ranks(group)[source], group=group)
     return box[0]
 
 
 def tensor_from_rank(source: int, tensor: torch.Tensor, group: _Group) -> torch.Tensor:
-    """The values that rank `source` of the group has, on the host; same shape and dtype on all."""
+    """Return the tensor of rank `source` of the group, on the host. Shape and dtype are the same on
+    all ranks."""
     shared = tensor.detach().to(_device(group), copy=True)
     dist.broadcast(shared, dist.get_process_group_ranks(group)[source], group=group)
     return shared.cpu()
 
 
 def gather_to_rank_0(tensor: torch.Tensor, group: _Group) -> list[torch.Tensor]:
-    """The values of all ranks, on the host of the group's first rank; nothing on the others."""
+    """Return the tensors of all ranks, on the host, on the group's first rank; [] on the others."""
     shared = tensor.detach().to(_device(group))
     first, world = dist.get_process_group_ranks(_members(group))[0], dist.get_world_size(group)
     mine = dist.get_rank(group) == 0
@@ -157,7 +163,8 @@ def replica_from_rank(
     optimizer: torch.optim.Optimizer | None,
     group: _Group,
 ) -> None:
-    """Makes parameters, buffers and the optimizer's state those of rank `source` of the group."""
+    """Replace parameters, buffers and the optimizer's state by those of rank `source` of the
+    group."""
     origin = dist.get_process_group_ranks(group)[source]
     if module is not None:
         with torch.no_grad():
@@ -175,14 +182,14 @@ def replica_from_rank(
 
 
 def broadcast_replica(module: torch.nn.Module, group: dist.ProcessGroup) -> None:
-    """Makes parameters and buffers those of the group's first rank. PeerLostError if a rank is lost
-    meanwhile."""
+    """Replace parameters and buffers by those of the group's first rank. PeerLostError if a rank is
+    lost during the call."""
     with agreeing("the same replica", group, "compress()"):
         replica_from_rank(0, module, None, group)
 
 
 def _without_repeats(tensor: torch.Tensor) -> torch.Tensor:
-    """A view in which each element has memory of its own; an expanded tensor repeats elements."""
+    """Return a view without the repeated elements of an expanded tensor."""
     return tensor[tuple(slice(1) if stride == 0 else slice(None) for stride in tensor.stride())]
 
 
@@ -191,7 +198,7 @@ def _members(group: _Group) -> dist.ProcessGroup:
 
 
 def _device(group: _Group) -> str:
-    """Where the group's collectives take tensors."""
+    """Return the device that the group's collectives require tensors on."""
     return "cuda" if dist.get_backend(group) == dist.Backend.NCCL else "cpu"
 
 
@@ -207,13 +214,19 @@ def check_replicas(
     *,
     step: int | None = None,
 ) -> None:
-    """Compares a digest of each parameter between all ranks of `group` (None: the default group),
-    each of which makes this call. Means that are the same on every rank say nothing of what an
-    optimizer makes of them, and this does.
+    """Check that each parameter has the same bits on all ranks, by comparing digests. All ranks
+    call it. Means are bit-identical on all ranks, but an optimizer may still update parameters
+    differently; this call finds that.
 
-    module: its parameters may have any dtype and device; those on a GPU are copied to the host.
-    step: for the message. MismatchError, on every rank, names the first parameter that differs, and
-    the ranks whose bits are not those of most ranks."""
+    Args:
+        module: its parameters may have any dtype and device; those on a GPU are copied to the host.
+        group: torch's group; None: the default group.
+        step: the step number, for the message.
+
+    Raises:
+        MismatchError: on every rank. It names the first parameter that differs, and the ranks whose
+            bits are not those of most ranks.
+    """
     check_kind("module", module, torch.nn.Module, "a torch.nn.Module")
     if step is not None:
         check_whole("step", step, 0)
@@ -234,7 +247,7 @@ def check_replicas(
 
 
 def digest(tensor: torch.Tensor) -> int:
-    """64 bits of the tensor's values: schedule/hash.h."""
+    """Return a 64-bit hash of the tensor's values: schedule/hash.h."""
     host = tensor.detach().cpu().contiguous()
     return _library.load().tw_digest(host.data_ptr(), host.numel() * host.element_size())
 

@@ -1,5 +1,5 @@
-"""The backend "thinwire" of torch.distributed. torch 2.14 finds it by its name, in the entry points
-of the group torch.distributed.backends; for an older torch import this module first::
+"""The backend "thinwire" of torch.distributed. torch 2.14 finds it by name through the entry point
+group torch.distributed.backends; with an older torch, import this module first::
 
     import thinwire.torch.backend
 
@@ -8,7 +8,7 @@ of the group torch.distributed.backends; for an older torch import this module f
     init_device_mesh("cpu", (2, 4), mesh_dim_names=("replicate", "shard"),
                      backend_override={"replicate": "thinwire"})
 
-THINWIRE_CODEC, THINWIRE_SCOPE and THINWIRE_GATHER set it, or Options where a program names a
+Configure it with THINWIRE_CODEC, THINWIRE_SCOPE and THINWIRE_GATHER, or pass Options as the
 backend's options."""
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Options(private.BackendOptions):
 
     Args:
         codec, scope, gather, settings: as ProcessGroup takes them.
-        timeout: of the group, where nothing else names one.
+        timeout: of the group, unless it is set elsewhere.
     """
 
     def __init__(
@@ -52,12 +52,18 @@ class Options(private.BackendOptions):
 
 
 def register(codec: str | None = None, *, name: str = "thinwire", **options: Any) -> None:
-    """Make torch.distributed.init_process_group(name) and new_group(backend=name) give compressed
-    groups in this process, by torch.distributed.Backend.register_backend. Importing this module
-    has done so for "thinwire".
+    """Register `name` as a backend in this process, so that
+    torch.distributed.init_process_group(name) and new_group(backend=name) return compressed groups.
+    Importing this module registers "thinwire".
 
-    codec, options: as ProcessGroup takes them; a group's own Options go before.
-    InvalidArgumentError if torch has a backend of that name."""
+    Args:
+        codec: as ProcessGroup takes it; a group's own Options override it.
+        name: of the backend.
+        options: as ProcessGroup takes them; a group's own Options override them.
+
+    Raises:
+        InvalidArgumentError: an argument is not valid, or torch has a backend of that name.
+    """
     ProcessGroup(codec, **options)  # a wrong argument is an error now
     if not isinstance(name, str) or not name.isidentifier():
         raise wrong("name", name, "a word")
@@ -79,7 +85,7 @@ def register(codec: str | None = None, *, name: str = "thinwire", **options: Any
 
 
 def found_by_torch() -> None:
-    """The entry point, which torch calls after it has imported this module."""
+    """The entry point: torch imports this module and calls it. Importing has registered already."""
 
 
 if not hasattr(dist.Backend, "THINWIRE"):

@@ -1,7 +1,7 @@
 """torch.distributed's all_reduce, reduce_scatter_tensor and all_gather_into_tensor, compressed.
 
-The arguments come in torch's order and have torch's defaults; `codec` and `name` are keywords. All
-calls of one group and codec share a Session, that is, one set of connections."""
+The arguments have torch's order and defaults; `codec` and `name` are keyword-only. All calls with
+the same group and codec share a Session, that is, one set of connections."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ from thinwire.torch.group import Membership, check, resolve
 
 
 class Work:
-    """A collective in flight, as torch's Work."""
+    """A collective in flight, with the methods of torch.distributed.Work."""
 
     def __init__(self, pending: Pending) -> None:
         self._pending = pending
 
     def wait(self) -> bool:
-        """Blocks until the tensor holds the result; raises the typed error of a failure. Works may
-        be waited for in any order, which ranks may differ in."""
+        """Block until the tensor holds the result; raise the typed error of a failure. Works may be
+        waited for in any order, which may differ between ranks."""
         self._pending.wait()
         return True
 
@@ -46,12 +46,12 @@ class Work:
         return self._pending.future.done()
 
     def result(self) -> list[torch.Tensor]:
-        """Wait, and return the tensor with the result in a list, as torch does."""
+        """Wait; return a list that holds the tensor with the result, as torch does."""
         self.wait()
         return [self._pending.future.value()]
 
     def get_future(self) -> torch.futures.Future[torch.Tensor]:
-        """Completes after those of the group's earlier calls, or when wait() is called."""
+        """Return a future that completes after those of the group's earlier calls, or in wait()."""
         return self._pending.future
 
 
@@ -75,18 +75,21 @@ def all_reduce(
         async_op: return a Work at once; do not touch the tensor before its wait().
         codec: a spec such as "int8". None: THINWIRE_CODEC, else "bf16", which is safe without
             error feedback.
-        name: equal on all ranks. Calls with one name carry what compression lost to the next (error
-            feedback, which "int4" and below need), so use one name for one quantity;
-            NamedResiduals saves it. None: calls match by order, and what is lost is lost.
-        strict: ranks with another shape of as many elements are a MismatchError, too; equal on all
-            ranks. None: THINWIRE_STRICT, else False.
+        name: equal on all ranks. Calls with the same name share a residual (error feedback, which
+            "int4" and lower precisions need), so use one name for one quantity; NamedResiduals
+            saves the residuals. None: calls match by order, and no residual is kept.
+        strict: raise MismatchError if shapes differ between ranks, even with the same number of
+            elements; equal on all ranks. None: THINWIRE_STRICT, else False.
 
     Returns:
         A Work if `async_op`, else None. A rank outside the group gets a warning and None, as in
         torch.
 
     Raises:
-        InvalidArgumentError, MismatchError, TimeoutError or PeerLostError.
+        InvalidArgumentError: an argument is not valid.
+        MismatchError: the ranks' calls differ.
+        TimeoutError: a rank did not make the call in time.
+        PeerLostError: a rank is lost.
     """
     kind = check_op(op)
     if not _is_member(group, async_op, "all_reduce"):
@@ -113,17 +116,17 @@ def reduce_scatter_tensor(
     name: str | None = None,
     strict: bool | None = None,
 ) -> Work | None:
-    """Give every rank its own part of the sum or mean of all ranks' inputs.
+    """Reduce `input` over all ranks; rank r gets part r of the sum or mean.
 
-    Every size is compressed; not with topk. The arguments that are not named here, the result and
-    the errors are those of all_reduce().
+    Tensors of every size are compressed. topk is an InvalidArgumentError. The other arguments, the
+    return value and the errors are those of all_reduce().
 
     Args:
         output: contiguous, n elements of the dtype of `input`; the two must not overlap.
         input: any shape, world size * n elements, those for rank 0 first; float32, bfloat16 or
             float16, on the CPU or a GPU.
-        name: what compression loses of the parts for other ranks is carried on under this name; the
-            own part and the result lose nothing.
+        name: the residual of the parts for other ranks is kept under this name. This rank's part
+            and the result are not compressed.
     """
     kind = check_op(op)
     return _scatter_or_gather(
@@ -141,11 +144,11 @@ def all_gather_into_tensor(
     name: str | None = None,
     strict: bool | None = None,
 ) -> Work | None:
-    """Give every rank the inputs of all ranks, with the same bits everywhere: the own part is what
-    the others decode as well.
+    """Gather the inputs of all ranks on every rank, bit-identical on all of them: each rank also
+    decodes its own part.
 
-    Every size is compressed; not with topk. codec="fp32" is exact for float32. The arguments that
-    are not named here, the result and the errors are those of all_reduce().
+    Tensors of every size are compressed. topk is an InvalidArgumentError. codec="fp32" is exact for
+    float32. The other arguments, the return value and the errors are those of all_reduce().
 
     Args:
         output_tensor: contiguous, world size * n elements of the dtype of `input_tensor`, rank 0's
@@ -158,14 +161,16 @@ def all_gather_into_tensor(
 
 
 def codec_of(codec: str | None) -> str:
-    """The codec of a collective that may have no error feedback: argument, environment, bf16."""
+    """Return the codec of a collective: the argument, else the environment's, else bf16, which is
+    safe without error feedback."""
     return config.codec_variable() or "bf16" if codec in (None, "") else codec
 
 
 def find_op(op: Any) -> str | None:
-    """ "sum" or "mean" for torch's ReduceOp.SUM or AVG; None for any other."""
+    """Return "sum" for torch's ReduceOp.SUM, "mean" for AVG, and None for any other."""
     known = {dist.ReduceOp.SUM: "sum", dist.ReduceOp.AVG: "mean"}
-    # A ReduceOp of torch's options equals a constant, but no constant equals it.
+    # The order matters: `ReduceOp == constant` works for an op from torch's options objects, and
+    # `constant == ReduceOp` does not.
     return next((name for known_op, name in known.items() if op == known_op), None)
 
 
@@ -181,7 +186,7 @@ def check_op(op: Any) -> str:
 
 
 def warn_of_feedback(name: str | None, codec: str) -> None:
-    """Warn of a codec that diverges when it is fed back without momentum."""
+    """Warn if error feedback with this codec diverges without momentum."""
     if name is not None and codec_info(codec).momentum == "required":
         warn(
             f"all_reduce('{name}'): {codec} with error feedback converges on momentum and "
@@ -192,7 +197,7 @@ def warn_of_feedback(name: str | None, codec: str) -> None:
 def reduce_on(
     session: Session, tensor: torch.Tensor, dtype: str, op: str, name: str | None, async_op: bool
 ) -> Work | None:
-    """all_reduce() on a session's ranks, of arguments that were checked."""
+    """all_reduce() among a session's ranks, with checked arguments."""
     strict = session.config.strict
     with torch.no_grad():
         flat = tensor if tensor.is_contiguous() else tensor.contiguous()
@@ -214,8 +219,8 @@ def reduce_on(
 def exchange_on(
     session: Session, bucket: Bucket, source: torch.Tensor, result: torch.Tensor
 ) -> Work:
-    """One use of the bucket on a session's ranks, of tensors that were checked. `source` may have
-    any strides; `result` is `source` itself in an allreduce, else contiguous."""
+    """Use the bucket once among a session's ranks, with checked tensors. `source` may have any
+    strides; `result` is `source` itself in an allreduce, else contiguous."""
     with torch.no_grad():
         flat = source if source.is_contiguous() else source.contiguous()
         if bucket.collective != "all_reduce":
@@ -239,15 +244,15 @@ def start_on(
     op: str = "sum",
     name: str | None = None,
 ) -> Pending:
-    """A "reduce_scatter" or "all_gather" on a session's ranks, of arguments that were checked.
-    Both tensors are contiguous; the Pending keeps them alive, and its future is of `target`."""
+    """Start a "reduce_scatter" or "all_gather" among a session's ranks, with checked arguments.
+    Both tensors are contiguous; the Pending keeps them alive, and its future holds `target`."""
     shape = tensors.shape_of([source]) if session.config.strict else None
     bucket = Bucket(name, source.numel(), dtype, op=op, shape=shape, collective=collective)
     return session.start(bucket, source, result=target)
 
 
 def _is_member(group: dist.ProcessGroup | None, async_op: object, collective: str) -> bool:
-    """False, with a warning, on a rank outside the group."""
+    """Return whether this rank is in the group; warn if it is not."""
     check(group)
     check_kind("async_op", async_op, bool, "True or False")
     if group is not None and dist.is_initialized() and dist.get_rank(group) < 0:
@@ -306,14 +311,14 @@ def _check_output(
 
 
 class GroupSessions:
-    """The sessions of one process group, and the residuals that wait for sessions to come."""
+    """The sessions of one process group, and restored residuals of codecs without a session yet."""
 
     def __init__(self) -> None:
         self._sessions: dict[Config, Session] = {}
         self._restored: dict[str, Residuals] = {}  # by codec
 
     def session(self, group: dist.ProcessGroup, settings: Config) -> Session:
-        """The one that all calls with these settings share."""
+        """Return the session that all calls with these settings share."""
         if settings not in self._sessions:
             session = Session(Membership(group, "all_reduce"), settings)
             session.close_with(group)
@@ -322,14 +327,16 @@ class GroupSessions:
         return self._sessions[settings]
 
     def residuals(self) -> dict[str, Residuals]:
-        """Those of named calls, by codec, with what was restored and not used yet."""
+        """Return the residuals of named calls, by codec, including restored ones that were not used
+        yet."""
         found = {codec: dict(kept) for codec, kept in self._restored.items()}
         for settings, session in self._sessions.items():
             found.setdefault(settings.codec, {}).update(session.memory())
         return found
 
     def restore(self, residuals: dict[str, Residuals]) -> None:
-        """Replace all residuals; a session that is not there yet takes its codec's later."""
+        """Replace all residuals. A session that does not exist yet loads those of its codec when it
+        is created."""
         self._restored = residuals
         for settings, session in self._sessions.items():
             session.load(residuals.get(settings.codec, {}), 0)
@@ -339,22 +346,26 @@ _sessions: weakref.WeakKeyDictionary[dist.ProcessGroup, GroupSessions] = weakref
 
 
 def sessions_of(group: dist.ProcessGroup) -> GroupSessions:
-    """The sessions of the group's collectives in this process."""
+    """Return the sessions of the group's collectives in this process."""
     return _sessions.setdefault(group, GroupSessions())
 
 
 class NamedResiduals:
-    """The residuals of all_reduce(..., name=...) and reduce_scatter_tensor(..., name=...) on this
-    rank, of all codecs, with the checkpoints that State has.
+    """Checkpoints of the residuals of all_reduce(..., name=...) and
+    reduce_scatter_tensor(..., name=...) on this rank, of all codecs.
 
-    group: None for the default group, which must be there. Load before the first call or between
-    calls, on all ranks."""
+    Load them on all ranks, before the first call or between calls.
+
+    Args:
+        group: None for the default group, which must be initialized.
+    """
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
         self._group = resolve(group, "NamedResiduals")
 
     def state_dict(self) -> dict[str, Any]:
-        """As State.state_dict(); a residual's key is the codec, a space, and the call's name."""
+        """Return the residuals in the form of State.state_dict(). The key of a residual is the
+        codec, a space, and the call's name."""
         flat: Residuals = {
             f"{codec} {name}": memory
             for codec, residuals in sessions_of(self._group).residuals().items()
@@ -363,8 +374,8 @@ class NamedResiduals:
         return checkpoint.pack(flat, "by name", *self._place(), steps=0)
 
     def load_state_dict(self, saved: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
-        """Takes state_dict() of this rank, the list of all ranks' dicts, or gathered_state_dict().
-        InvalidArgumentError if it does not fit."""
+        """Load the state_dict() of this rank, the list of all ranks' dicts, or a
+        gathered_state_dict(). InvalidArgumentError if it does not fit."""
         world, rank = self._place()
         flat, _ = checkpoint.unpack(saved, world, rank)
         by_codec: dict[str, Residuals] = {}
@@ -379,15 +390,15 @@ class NamedResiduals:
         sessions_of(self._group).restore(by_codec)
 
     def gathered_state_dict(self) -> dict[str, Any]:
-        """As GradientExchange.gathered_state_dict()."""
+        """Return the state dicts of all ranks in one, as GradientExchange.gathered_state_dict()."""
         return gather(self.state_dict(), self._group)
 
     def save(self, path: PathLike) -> None:
-        """As GradientExchange.save()."""
+        """Write state_dict() to a file, as GradientExchange.save()."""
         state_file.save(self.state_dict(), path)
 
     def load(self, path: PathLike | Sequence[PathLike]) -> None:
-        """As GradientExchange.load()."""
+        """Load a file of save(), or the list of all ranks' files, as GradientExchange.load()."""
         self.load_state_dict(state_file.load_all(path))
 
     def _place(self) -> tuple[int, int]:

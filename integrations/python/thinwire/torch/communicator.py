@@ -21,7 +21,7 @@ from thinwire.torch.group import Group, count_user
 
 @dataclass(frozen=True)
 class _Place:
-    """A membership, as Session takes it, of ranks that are told who they are."""
+    """A membership, as Session takes it, of ranks whose numbers are given."""
 
     joined: Group
 
@@ -44,8 +44,8 @@ def check_place(rank: object, size: object) -> None:
 
 
 def settings_of(codec: str | None, options: Mapping[str, Any]) -> Config:
-    """All settings; without a codec bf16. InvalidArgumentError for what can't be, an unknown codec
-    among it."""
+    """Return all settings; codec None: bf16. InvalidArgumentError for a value that is not valid,
+    such as an unknown codec."""
     settings = config.resolve(codec=collectives.codec_of(codec), **options)
     codec_info(settings.codec)
     return settings
@@ -54,7 +54,7 @@ def settings_of(codec: str | None, options: Mapping[str, Any]) -> Config:
 def open_session(
     store: dist.Store | Store | None, rank: int, size: int, key: str, settings: Config
 ) -> Session:
-    """A Session of `size` ranks that meet in a store under `key`."""
+    """Return a Session of `size` ranks that meet in a store under `key`."""
     return Session(
         _Place(Group(rank, size, key, count_user(), store if size > 1 else None)), settings
     )
@@ -63,24 +63,24 @@ def open_session(
 class Communicator:
     """Compressed allreduces among `size` ranks that meet in a store.
 
-    Process groups of one's own, elastic runtimes and schedulers build on it; torch's default
-    process group is not needed. It connects in the first all_reduce, which blocks until all ranks
-    have come. After a failure it stays failed. Thread-safe, but for close().
+    It is meant for custom process groups, elastic runtimes and schedulers, and does not need
+    torch's default process group. It connects in the first all_reduce, which blocks until all ranks
+    have called it. After a failure it stays failed. Thread-safe, except for close().
 
     Args:
         store: where the ranks find each other: a torch.distributed.Store (TCPStore, FileStore), or
             any object with set(key, value) and get(key, timeout_s), which waits for a key and
             raises when the time is over. None for a single rank.
         rank: this rank's number, from 0.
-        size: how many ranks there are.
-        key: text, equal on all ranks, that nobody has used on this store before. Ranks that meet
-            again, as others or as fewer, make a new communicator with a new key.
-        codec: a single one, as all_reduce takes it (None: THINWIRE_CODEC, else bf16).
-        options: those of State that are no codec's (timeout_s, min_bytes, lanes, interface, ...),
-            equal on all ranks where docs/reference/settings.md says so.
+        size: the number of ranks.
+        key: text, equal on all ranks and never used on this store before. Ranks that meet again, in
+            the same or another number, create a new communicator with a new key.
+        codec: a single spec, as all_reduce takes it (None: THINWIRE_CODEC, else bf16).
+        options: the settings in `thinwire.torch.Options` (timeout_s, min_bytes, lanes, interface,
+            ...), equal on all ranks where docs/reference/settings.md requires it.
 
     Raises:
-        InvalidArgumentError: an argument cannot be.
+        InvalidArgumentError: an argument is not valid.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class Communicator:
 
     @property
     def error(self) -> errors.Error | None:
-        """The failure that every call raises from now on, if there was one."""
+        """The first failure, which every later call raises; None if there was none."""
         return self._session.error
 
     def all_reduce(
@@ -122,8 +122,8 @@ class Communicator:
         *,
         name: str | None = None,
     ) -> collectives.Work | None:
-        """As thinwire.torch.all_reduce, among this communicator's ranks. Its tensors lie on one
-        device, that of the first one."""
+        """Reduce a tensor among this communicator's ranks, as thinwire.torch.all_reduce. All
+        tensors must be on the device of the first one."""
         kind = collectives.check_op(op)
         tensors.check_name(name)
         check_kind("async_op", async_op, bool, "True or False")
@@ -137,18 +137,20 @@ class Communicator:
             raise errors.again(self._session.fail(error)) from None
 
     def stats(self) -> dict[str, Any]:
-        """As State.stats(), with all_reduces for steps and without parameters."""
+        """Return the counters of State.stats() without parameters; steps is the number of
+        all_reduces."""
         return self._session.summary()
 
     def describe(self) -> str:
-        """As GradientExchange.describe()."""
+        """Return, as text, what this rank waits for, and the engine's last events. May be called at
+        any time from any thread."""
         return self._session.describe()
 
     def fail(self, error: errors.Error) -> None:
-        """As GradientExchange.fail()."""
+        """Fail the communicator on every rank with this error as the reason."""
         check_kind("error", error, errors.Error, "a thinwire.Error")
         self._session.abort(error)
 
     def close(self) -> None:
-        """Waits for what is in flight and says goodbye to the peers; may be called twice."""
+        """Wait for pending work and close the connections. A second call does nothing."""
         self._session.close()

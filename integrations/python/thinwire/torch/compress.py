@@ -1,4 +1,4 @@
-"""compress: the one call that compresses the gradients of a model, whatever wraps it."""
+"""compress: compresses the gradients of any model: DDP, replicate, FSDP2 or a plain module."""
 
 from __future__ import annotations
 
@@ -51,22 +51,22 @@ def compress(
 ) -> Compression:
     """Compress the gradients of a model, from the next backward pass on.
 
-    Call it once on every rank, after the model was wrapped:
+    Call it once on every rank, after wrapping the model:
 
     - DistributedDataParallel, or a module that torch's composable replicate() was called on: a
-      communication hook.
-    - FSDP2 (fully_shard was called on the model or its parts): a compressed reduce-scatter of each
-      unit, with residuals of 4 bytes for every element of the whole, unsharded model on every rank
-      if that is at most 1/8 of each rank's available memory. Else a warning says so, and the
-      default codec is bf16; feedback=True always keeps them, feedback=False never does.
+      communication hook is registered.
+    - FSDP2 (fully_shard was called on the model or its parts): the reduce-scatter of each unit is
+      compressed. Each rank keeps residuals of 4 bytes per element of the whole, unsharded model if
+      that is at most 1/8 of the available memory on every rank. Otherwise it logs a warning, and
+      the default codec is bf16; feedback=True always keeps residuals, feedback=False never does.
       On HSDP's mesh the all-reduce over the replicas is compressed too, or alone (inner=False).
-      All parameters of a unit need one codec; topk, onebit and momentum need the whole mean on
-      every rank, so they are refused, but for topk with inner=False. gather="int4" compresses the
-      gathers of parameters too, with a copy of the whole model on every rank, 4 bytes for every
-      element, by the same rule.
-    - Any other module: hooks on its parameters. They become those of rank 0 now, and .grad holds
-      the means of all ranks when backward() returns. With `optimizer`, step() returns at once, and
-      every layer waits for its own means just before the next forward pass needs them.
+      All parameters of a unit need the same codec. topk, onebit and momentum are errors, because
+      they need the whole mean on every rank, except for topk with inner=False. gather="int4" also
+      compresses the gathers of parameters, with a copy of the whole model on every rank, 4 bytes
+      per element, under the same memory rule.
+    - Any other module: hooks are registered on its parameters. The parameters are set to those of
+      rank 0 now, and .grad holds the mean of all ranks when backward() returns. With `optimizer`,
+      step() returns at once, and each layer waits for its own means in the next forward pass.
 
     Args:
         model: its trained parameters are dense and float32, bfloat16 or float16.
@@ -75,16 +75,16 @@ def compress(
             names: codec}, of which the first match wins; "1d" matches parameters of one dimension
             (biases, norms), "embedding" the weights of embeddings. None: THINWIRE_CODEC, else
             {"1d": "fp32", "*": "int4"}, and for FSDP2 int4, or bf16 without residuals. Or
-            "auto": steps are measured with fp32 first, then the codec that is predicted to be the
-            fastest is taken, unless it turns out slower. Under FSDP2 (without replicas) each of
-            fp32, bf16, int8 and int4 is timed instead.
+            "auto": the first steps are measured with fp32; then the codec with the fastest
+            predicted step is used, unless it turns out slower. Under FSDP2 (without replicas) each
+            of fp32, bf16, int8 and int4 is timed instead.
         optimizer: the model's. onebit needs its momentum, and sparse topk is more accurate with it:
             then momentum and weight decay of torch.optim.SGD move into the exchange, and .grad
             after backward() is momentum. onebit with Adam or AdamW is 1-bit Adam
-            (arXiv 2102.02888); it needs warm_up_steps, which any other codec may have. For a plain
-            module it is also the optimizer whose step() takes the means, and has all parameters
-            that are trained; such a model is not compiled with fullgraph=True. Under FSDP2 it keeps
-            its momentum, and is made after fully_shard().
+            (arXiv 2102.02888), which requires warm_up_steps; with other codecs warm_up_steps is
+            optional. For a plain module, step() of this optimizer uses the means, so it must have
+            all trained parameters; such a model cannot be compiled with fullgraph=True. Under
+            FSDP2 the optimizer keeps its momentum; create it after fully_shard().
         process_group: for plain modules; None: the default group. DDP and FSDP2 have their own.
         options: the settings in `thinwire.torch.Options`; None means the THINWIRE_* variable, else
             the default.
@@ -93,9 +93,9 @@ def compress(
         The Compression: statistics, checkpoints, recovery, close().
 
     Raises:
-        InvalidArgumentError: the model, codec or an option cannot be, or the model's gradients are
-            compressed already.
-        UnavailableError: the model is on a GPU, and the CUDA part is missing.
+        InvalidArgumentError: the model, the codec or an option is not valid, or the model's
+            gradients are compressed already.
+        UnavailableError: the model is on a GPU, and libthinwire_cuda.so is missing.
     """
     check_kind("model", model, torch.nn.Module, "a torch.nn.Module")
     if optimizer is not None:
@@ -116,7 +116,7 @@ def compress(
                 "machine or a fast network, transport='auto' takes NCCL or shared memory"
             )
     settings: Any = {name: value for name, value in options.items() if value is not None}
-    if sharded:  # which marks its units, until close()
+    if sharded:  # its units are marked until close()
         if process_group is not None:
             raise InvalidArgumentError(
                 "compress got a process_group for a model under FSDP2, expected none: "
@@ -156,8 +156,8 @@ def compress(
 
 
 def _is_sharded(model: torch.nn.Module) -> bool:
-    """Return whether FSDP2 has sharded a part of the model. Importing FSDP2 takes a second, so only
-    those do who use it: a model under it has imported it."""
+    """Return whether FSDP2 has sharded a part of the model. Importing FSDP2 takes a second, so this
+    does not import it: a program with such a model has done so."""
     fsdp = sys.modules.get("torch.distributed.fsdp")
     return fsdp is not None and any(isinstance(each, fsdp.FSDPModule) for each in model.modules())
 
@@ -169,7 +169,8 @@ def _hook_on(
     process_group: dist.ProcessGroup | None,
     options: dict[str, Any],
 ) -> State:
-    """A State behind the communication hook of a DDP model, or of a replicated module."""
+    """Register the communication hook of a DDP model or of a replicated module; return its
+    State."""
     ddp = isinstance(model, DistributedDataParallel)
     module, group = (model.module, model.process_group) if ddp else (model, None)
     group = group if ddp else private.replicated_group(model)
@@ -235,7 +236,8 @@ def _hook_on(
 def _momentum_of(
     codec: Codec | None, optimizer: Optimizer | None, options: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The optimizer's momentum, where the codec needs it and the caller has not named one."""
+    """Return the options for the optimizer's momentum if the codec needs it and the caller has set
+    none."""
     if optimizer is None or options.get("momentum") is not None:
         return {}
     if has_moved(optimizer):
@@ -280,7 +282,7 @@ def _check_outermost(model: torch.nn.Module) -> None:
 
 def _check_first(model: torch.nn.Module, hooked: bool) -> None:
     """InvalidArgumentError if gradients of the model, or of a part of it, are compressed already.
-    DDP never gives a hook back, so a module may be wrapped again."""
+    A DDP hook cannot be removed, so a module may be wrapped in a new DDP."""
     for earlier in compressed_with(model):
         if earlier.model() is model or not (hooked and earlier.hooked):
             raise InvalidArgumentError(

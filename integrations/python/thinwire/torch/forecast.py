@@ -1,5 +1,6 @@
-"""The forecast of steps under each codec: probe() measures the link and the codecs by a second or
-two of allreduces, Notes the model's computing, and predict() and choose() do the rest."""
+"""The forecast of steps under each codec. probe() measures the link and the codecs by one or two
+seconds of allreduces, Notes records the model's computing, predict() predicts the steps, and
+choose() chooses a codec."""
 
 from __future__ import annotations
 
@@ -26,24 +27,25 @@ from thinwire.torch.exchange.bucket import Bucket, Part
 from thinwire.torch.exchange.session import Session
 from thinwire.torch.group import Membership
 
-_TINY = 16  # elements: raw, in one exchange
-_SMALL = 64 << 10  # elements: one chunk
+_TINY = 16  # elements; sent raw in one exchange
+_SMALL = 64 << 10  # elements; one chunk
 _MOST = 4 << 20  # elements of the largest probe
-_ENOUGH_S = 0.25  # a probe of the rate need not take longer
-_IDLE_S = 0.15  # a link's token bucket fills within this pause
+_ENOUGH_S = 0.25  # seconds; an allreduce that takes as long measures the rate well enough
+_IDLE_S = 0.15  # seconds in which a link's token bucket fills
 _REPEATS = 7
 _CODEC_NUMEL = 1 << 20
 
 # Seconds of computing that a second of codecs and sending delays, on a rank without a spare core.
 FULL_CONTENTION = 1.0
-# Processor seconds of an exchange, beside those for its bytes. A probe sees mostly noise of it, so
-# it is fitted to measured steps on 15 links and models (docs/decisions/0013-predicting-steps.md).
+# Processor seconds of an exchange, in addition to those for its bytes. A probe would measure mostly
+# noise, so this is fitted to steps on 15 links and models
+# (docs/decisions/0013-predicting-steps.md).
 OVERHEAD_S = 0.2e-3
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Equal on all ranks."""
+    """The result of probe(), equal on all ranks."""
 
     link: Link
     costs: dict[str, CodecCost]
@@ -52,9 +54,9 @@ class Measured:
 class Spent(NamedTuple):
     """Seconds of one allreduce; the mean of all ranks."""
 
-    elapsed: float  # typical: a mean would go by whether a packet was lost on these few occasions
-    best: float  # undisturbed
-    processor: float  # of all threads of a rank, and of the kernel for its packets
+    elapsed: float  # typical; a mean would depend on whether a packet was lost in the few samples
+    best: float  # the fastest
+    processor: float  # processor seconds of all threads of a rank, and of the kernel for packets
 
 
 class _Probe:
@@ -65,7 +67,7 @@ class _Probe:
         device: torch.device,
         neighbours: int,
     ) -> None:
-        """neighbours: ranks on this machine."""
+        """neighbours: the number of ranks on this machine."""
         self._session, self._group = session, process_group
         self._neighbours = neighbours
         self._tensor = torch.randn(_MOST, dtype=torch.float32, device=device)
@@ -74,14 +76,14 @@ class _Probe:
     def time(
         self, numel: int, codec: int = 0, repeats: int = _REPEATS, pause_s: float = 0.0
     ) -> Spent:
-        """Allreduces with codec number `codec`, each after a pause."""
+        """Time allreduces with codec number `codec`, each after a pause."""
         tensor = self._tensor[:numel]
         self._names += 1
         name = f"probe {self._names}"
         bucket = Bucket(name, numel, "float32", parts=[Part(name, numel)], codecs=[codec])
         elapsed, processor = [], []
         packets_s = _packets_s()
-        for _ in range(repeats + 1):  # the first lays out residuals
+        for _ in range(repeats + 1):  # the first one allocates residuals
             if pause_s:
                 time.sleep(pause_s)
             start, before = time.perf_counter(), time.process_time()
@@ -100,7 +102,7 @@ class _Probe:
         return Spent(*mean_of_ranks(found, self._group))
 
     def cost(self, codec: int) -> CodecCost:
-        """Seconds of the codec's stages, per element."""
+        """Return the seconds of the codec's stages, per element."""
         self.time(_CODEC_NUMEL, codec, repeats=1)  # touches memory for the first time
         before = self._session.communicator.stats()
         self.time(_CODEC_NUMEL, codec, repeats=2)
@@ -113,16 +115,16 @@ class _Probe:
 
 
 def _in_pairs(elapsed: Sequence[float]) -> list[float]:
-    """Means of exchanges that followed one another. On a far link two ranks alternate: who starts
-    later by the latency finds the other's bytes there and waits for nothing, and the other waits
-    for twice the latency. In two exchanges each waits for two latencies."""
+    """Return means of pairs of successive exchanges. On a link with high latency two ranks
+    alternate: the rank that starts one latency later finds the other's bytes there and does not
+    wait, and the other rank waits for two latencies. In two exchanges each waits for two."""
     return [statistics.mean(pair) for pair in itertools.pairwise(elapsed)] or [*elapsed]
 
 
 def _packets_s() -> float:
-    """Processor seconds that this machine's kernel has spent on packets, which no process is
-    charged with (irq and softirq, proc(5)); for virtual links they are half as much again as those
-    of the processes. 0 where the kernel does not count them."""
+    """Return the processor seconds that this machine's kernel has spent on packets and not counted
+    for a process (irq and softirq, proc(5)). With virtual links they add half as much to the time
+    of the processes. 0 if the kernel does not count them."""
     try:
         total = Path("/proc/stat").read_text().partition("\n")[0].split()
     except OSError:
@@ -131,30 +133,30 @@ def _packets_s() -> float:
 
 
 def _ranks_here(process_group: dist.ProcessGroup | None) -> int:
-    """How many ranks of the group run on this machine."""
+    """Return how many ranks of the group run on this machine."""
     hosts: list[object] = [None] * dist.get_world_size(process_group)
     dist.all_gather_object(hosts, socket.gethostname(), process_group)
     return hosts.count(socket.gethostname())
 
 
 def _ranks_to_a_core(neighbours: int) -> float:
-    """Computing threads of the ranks on this machine, to each of its cores."""
+    """Return the computing threads of the ranks on this machine, per core."""
     return neighbours * torch.get_num_threads() / len(os.sched_getaffinity(0))
 
 
 def _bytes(numel: int, ranks: int) -> float:
-    """Bytes that a rank sends for `numel` elements of fp32."""
+    """Return the bytes that a rank sends for `numel` elements of fp32."""
     return 2 * (ranks - 1) / ranks * 4 * numel
 
 
 def _contention(ranks_to_a_core: float) -> float:
-    """How far computing and codecs share cores: 0 if every rank has a core to spare."""
+    """Return how far computing and codecs share cores: 0 if every rank has a core to spare."""
     spare = 1.0 / ranks_to_a_core - 1.0
     return FULL_CONTENTION * min(1.0, max(0.0, 1.0 - spare))
 
 
 def _link(on: _Probe, ranks: int) -> Link:
-    """Rate and latency of the link, and the processor's time for it."""
+    """Measure the rate and latency of the link, and the processor's time for it."""
     latency = on.time(_TINY, repeats=20).best  # one exchange, which all ranks send at once
     idle = on.time(_SMALL, repeats=3, pause_s=_IDLE_S)
     small = on.time(_SMALL)
@@ -163,8 +165,8 @@ def _link(on: _Probe, ranks: int) -> Link:
         numel *= 2
         large = on.time(numel)
     more = _bytes(numel - _SMALL, ranks)
-    # The typical time counts here, not the best: where many ranks send to one, packets are lost,
-    # and steps take longer for it.
+    # This uses the typical time and not the best one: if many ranks send to one, packets are lost,
+    # and steps take longer.
     bytes_per_s = more / max(large.elapsed - small.elapsed, 1e-9)
     cpu_s_per_byte = max(0.0, large.processor - small.processor) / more
     return Link(
@@ -182,9 +184,9 @@ def probe(
     device: torch.device,
     process_group: dist.ProcessGroup | None = None,
 ) -> Measured:
-    """Measures the link of a group, and each codec on it. All ranks call it."""
-    # Under p3 nothing larger than min_bytes goes outside the order, so all but the tiny tensor go
-    # in chunks, whose stages are counted.
+    """Measure the link of a group, and each codec on it. All ranks call it."""
+    # Under p3 all tensors larger than min_bytes go in chunks, whose stages are counted: here, all
+    # but the tiny tensor.
     raw_bytes = 4 * _TINY * (dist.get_world_size(process_group) - 1)
     settings = config.resolve(
         codec=";".join(("fp32", *codecs)), policy="p3", lanes=2, min_bytes=raw_bytes,
@@ -200,7 +202,7 @@ def probe(
             crowd = _ranks_to_a_core(neighbours)
             link = replace(
                 link,
-                # The processor takes longer for a rank where ranks share a core.
+                # If ranks share a core, the processor takes longer for each of them.
                 overhead_s=link.overhead_s * max(1.0, crowd),
                 cpu_s_per_byte=link.cpu_s_per_byte * max(1.0, crowd),
                 contention=mean_of_ranks([_contention(crowd)], process_group)[0],
@@ -231,7 +233,7 @@ class Notes:
         self._sending = False
 
     def submitted(self, bucket: int, numel: int, at: float) -> None:
-        if not self._sending:  # the first of a backward pass
+        if not self._sending:  # the first bucket of a backward pass
             self._sending = True
             self._ready.append({})
             self._needed.append({})
@@ -243,8 +245,9 @@ class Notes:
         self._needed[-1].setdefault(bucket, at)
 
     def profile(self, leave_out: int, process_group: dist.ProcessGroup | None) -> Profile:
-        """The mean profile of all ranks, stretched to the slowest rank of every step, for which the
-        others wait in real steps. The first `leave_out` steps are left out. All ranks call it."""
+        """Return the mean profile of all ranks, scaled to the slowest rank of each step, because
+        the others wait for it in real steps. It ignores the first `leave_out` steps. All ranks call
+        it."""
         buckets = sorted(self._numels)
         steps = [
             _gaps(buckets, needed, ready, after)
@@ -267,9 +270,9 @@ class Notes:
 
 
 def _gaps(buckets: Sequence[int], needed: _Times, ready: _Times, after: _Times) -> list[float]:
-    """Seconds of one step: forward of every bucket, backward of every bucket, and the time between
-    backward and forward. The last bucket's forward and the loss count as its backward, since
-    nothing is waited for in between."""
+    """Return the seconds of one step: forward of every bucket, backward of every bucket, and the
+    time between backward and forward. The last bucket's forward and the loss count as its backward,
+    because the step waits for nothing in between."""
     asked = [max(needed[b] for b in buckets[: i + 1]) for i in range(len(buckets))]
     made = [max(ready[b] for b in buckets[i:]) for i in range(len(buckets))]
     forward = [later - at for at, later in itertools.pairwise(asked)] + [0.0]
@@ -280,38 +283,38 @@ def _gaps(buckets: Sequence[int], needed: _Times, ready: _Times, after: _Times) 
 class StepObserver:
     """Notes when the steps of a GradientExchange submit buckets and wait for them.
 
-    Its clock stands while a step waits for the exchange, so that the notes tell how long the model
-    computes between two buckets.
+    Its clock does not count the time for which a step waits for the exchange, so that the notes
+    tell how long the model computes between two buckets.
 
     With submit() and wait(), a bucket's priority is its number in forward order. With start(),
-    buckets come in backward order, numbered from 0 by their priority, and the step ends when all of
-    them are done; so a bucket's number in forward order is its priority, negated."""
+    buckets come in backward order, and their priorities count from 0 in that order, so the number
+    in forward order is the negated priority; the step ends when all of them are done."""
 
     def __init__(self) -> None:
         self.notes = Notes()
         self._waited_s = 0.0
-        self._step: list[int] = []  # the buckets that were started, by number in forward order
+        self._step: list[int] = []  # started buckets, by number in forward order
         self._last_start = 0.0
         self._last_done = 0.0
 
     def forget(self) -> None:
-        """Between steps: drops what was noted so far."""
+        """Drop all notes so far. Call it between steps."""
         self.notes = Notes()
         self._step.clear()
 
     def _now(self, device: torch.device) -> float:
-        if device.type == "cuda":  # the time when it has been computed, not when it was queued
+        if device.type == "cuda":  # wait, to note when it was computed and not when it was queued
             torch.cuda.current_stream(device).synchronize()
         return time.perf_counter() - self._waited_s
 
     def submitting(self, bucket: Bucket, tensor: torch.Tensor) -> None:
-        """Before a submit()."""
+        """Call before a submit()."""
         if bucket.parts:
             self.notes.submitted(bucket.priority, bucket.numel, self._now(tensor.device))
 
     @contextmanager
     def waiting(self, bucket: Bucket, device: torch.device) -> Iterator[None]:
-        """Around a wait()."""
+        """The context for a wait()."""
         if not bucket.parts:
             yield
             return
@@ -321,7 +324,8 @@ class StepObserver:
         self._waited_s += self._now(device) - start
 
     def starting(self, bucket: Bucket, tensor: torch.Tensor, finish: Finish | None) -> Finish:
-        """Before a start(); returns what start() is to call when the bucket is done."""
+        """Call before a start(); return the function that start() must call when the bucket is
+        done."""
         number = -bucket.priority
         if number in self._step:
             self._end_step()
@@ -339,7 +343,7 @@ class StepObserver:
         return done
 
     def _end_step(self) -> None:
-        """The next step has begun, so all buckets of the last one are done."""
+        """Call when the next step has begun: then all buckets of the last one are done."""
         for number in self._step:
             self.notes.waited_for(number, self._last_start)
         self._waited_s += max(0.0, self._last_done - self._waited_s - self._last_start)
@@ -349,15 +353,15 @@ class StepObserver:
 # From the most accurate to the least.
 CODECS = ("fp32", "bf16", "int8", "int4", "adaptive", "onebit", "topk")
 POLICIES = ("fifo", "wfbp", "p3")
-# Those that may be recommended unless the user says otherwise. Of the others adaptive has lost more
-# than a tenth of a point (docs/decisions.md#32-adaptives-floor-is-0), and the rest need momentum.
+# The codecs that may be recommended by default. adaptive has lost more than a tenth of a point of
+# accuracy (docs/decisions.md#32-adaptives-floor-is-0), and the others need momentum.
 ACCURATE = CODECS[:4]
-# Predictions this close are equal, and accuracy decides.
+# Predictions that differ by at most this factor count as equal, and accuracy decides.
 TIE = 1.03
-# A step must gain this much before it is worth leaving DDP, whose hook has the policy "wfbp"; less
-# is what two measurements of one machine differ by.
+# Seconds that a step must gain before another policy than DDP's ("wfbp") is worthwhile; two
+# measurements on one machine differ by less.
 WORTH_S = 5e-4
-PLAN_ABOVE_S = 1e-3  # with more latency the engine predicts a step's order, as Options::far
+PLAN_ABOVE_S = 1e-3  # above this latency the engine predicts a step's order, as Options::far
 PLAIN = ("fp32", "wfbp")  # DDP without thinwire
 
 
@@ -369,7 +373,7 @@ class Prediction:
 
 
 def codecs_on(device: torch.device, codecs: Sequence[str]) -> tuple[str, ...]:
-    """Those of `codecs` that run where the gradients are."""
+    """Return those of `codecs` that run on the device of the gradients."""
     return tuple(c for c in codecs if device.type == "cpu" or codec_info(c).has_kernels)
 
 
@@ -380,9 +384,9 @@ def predict(
     policies: Sequence[str],
     **options: Any,
 ) -> tuple[Prediction, ...]:
-    """Predicts a step for every codec in `costs` and every policy. profiles: of rehearsals under
-    "p3" and "wfbp". Both compute the same, so a difference between them is noise, and their mean
-    is taken."""
+    """Predict a step for every codec in `costs` and every policy. profiles: of rehearsals under
+    "p3" and "wfbp". The model computes the same under both, so a difference between the two is
+    noise, and their mean is used."""
     mean_s = sum(profile.compute_s for profile in profiles.values()) / len(profiles)
     even = {policy: profile.scaled_to(mean_s) for policy, profile in profiles.items()}
     rows = []
@@ -396,13 +400,13 @@ def predict(
 
 
 _MB = 1 << 20
-DDP_CAP_MB = 25  # DDP's own, whose first bucket is closed at a megabyte
-CAPS_MB = (DDP_CAP_MB, 1, 2, 4, 8, 16, 50, 100)  # of bucket_cap_mb, that are predicted
+DDP_CAP_MB = 25  # DDP's default bucket_cap_mb, with which the first bucket is closed at 1 MiB
+CAPS_MB = (DDP_CAP_MB, 1, 2, 4, 8, 16, 50, 100)  # the values of bucket_cap_mb to predict
 
 
 def bucketed(profile: Profile, cap_mb: int) -> Profile:
-    """The profile's layers in the buckets that DDP makes of them with bucket_cap_mb: neighbours in
-    backward order, until a bucket has at least so many bytes of fp32. Larger layers stay whole."""
+    """Merge the profile's layers into the buckets that DDP makes with bucket_cap_mb: neighbours in
+    backward order, until a bucket has at least so many bytes of fp32. Larger layers are not cut."""
     limit = _MB if cap_mb == DDP_CAP_MB else cap_mb * _MB
     buckets: list[list[Layer]] = [[]]
     size = 0
@@ -419,7 +423,8 @@ def bucketed(profile: Profile, cap_mb: int) -> Profile:
 def predict_caps(
     profile: Profile, link: Link, codec: str, cost: CodecCost, **options: Any
 ) -> dict[int, float]:
-    """Seconds of a step under DDP with a codec, by bucket_cap_mb. profile: under "wfbp"."""
+    """Return the seconds of a step under DDP with a codec, by bucket_cap_mb. profile: under
+    "wfbp"."""
     planned = link.latency_s > PLAN_ABOVE_S
     return {
         cap: simulate(
@@ -430,17 +435,17 @@ def predict_caps(
 
 
 def choose_cap(seconds: dict[int, float]) -> int:
-    """Return the bucket_cap_mb of predict_caps() to take: among those as good as the fastest DDP's
-    own, else the largest. Each bucket costs a call of DDP's hook, which the simulator does not
-    know."""
+    """Return the recommended bucket_cap_mb of predict_caps(). Of the values that are as good as the
+    fastest it is DDP's default, else the largest: each bucket costs a call of DDP's hook, which the
+    simulator does not model."""
     limit = TIE * min(seconds.values())
     near = [cap for cap, step_s in seconds.items() if step_s <= limit]
     return DDP_CAP_MB if DDP_CAP_MB in near else max(near)
 
 
 def choose(rows: Sequence[Prediction], allowed: Sequence[str], tie: float = TIE) -> Prediction:
-    """The most accurate codec whose best policy is as good as the fastest (takes up to `tie` times
-    as long), with that policy: DDP's, unless another one gains more than TIE and WORTH_S."""
+    """Return the row of the most accurate codec whose best policy takes at most `tie` times as long
+    as the fastest row. Its policy is DDP's, unless another one gains more than TIE and WORTH_S."""
     mine = [row for row in rows if row.codec in allowed]
     if not mine:
         raise InvalidArgumentError(

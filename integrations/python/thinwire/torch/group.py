@@ -1,4 +1,4 @@
-"""Membership in a torch process group: rank, size, and a corner of its rendezvous store."""
+"""Membership in a torch process group: rank, size, and a key prefix in its rendezvous store."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from thinwire.config import Config
 from thinwire.errors import InvalidArgumentError
 from thinwire.torch import private
 
-_SLICE = datetime.timedelta(milliseconds=20)  # one look of a store that can only wait
+_SLICE = datetime.timedelta(milliseconds=20)  # timeout of one poll of a store without check()
 
 
 class HomeProcess:
-    """The process that made this. A forked child has a copy of everything and shares the
+    """The process that created this object. A forked child has a copy of everything and shares the
     connections, but has none of the threads, and locks that they held stay held."""
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class HomeProcess:
         return self._process == os.getpid()
 
     def check(self, what: str) -> None:
-        """InvalidArgumentError in a forked child; `what` is the object."""
+        """InvalidArgumentError in a forked child; `what` names the object in the message."""
         if not self.is_here():
             raise InvalidArgumentError(
                 f"{what} is that of process {self._process}, and process {os.getpid()} is forked "
@@ -45,8 +45,8 @@ class HomeProcess:
 class TorchStore:
     """torch's rendezvous store as a thinwire.comm.Store.
 
-    It polls: waiting inside the store would hold its lock, and another thread of this process may
-    have to write the very key that a peer waits for."""
+    It polls: waiting inside the store would hold its lock, while another thread of this process may
+    have to write the key that a peer waits for."""
 
     def __init__(self, store: dist.Store) -> None:
         self._store = store
@@ -62,7 +62,7 @@ class TorchStore:
         """Return whether the key is set, without waiting for it."""
         if hasattr(self._store, "check"):
             return self._store.check([key])
-        try:  # torch before 2.3 has no check
+        try:  # torch before 2.3 has no check()
             self._store.wait([key], _SLICE)
         except RuntimeError:
             return False
@@ -78,11 +78,11 @@ class Group:
     key: str
     serial: int  # counts the users in this process
     store: dist.Store | Store | None
-    timeout_s: float | None = None  # of torch's group, where the settings have none
-    host: str | None = None  # of torch's store, whose interface is listened on
+    timeout_s: float | None = None  # of torch's group; used if the settings have none
+    host: str | None = None  # of torch's store; its interface is the one to listen on
 
     def connect(self, config: Config) -> Communicator:
-        """Blocks until all ranks have come, or the timeout is over."""
+        """Block until all ranks have connected, or the timeout is over."""
         config = replace(
             config,
             timeout_s=config.timeout_s or self.timeout_s,
@@ -96,28 +96,27 @@ class Group:
         return Communicator(self.rank, self.size, store, self.key, config)
 
     def _own(self, file: str | None) -> str | None:
-        """The name of a file of this user's own; the library adds the rank to it."""
+        """Return the file's name with this user's number; the library adds the rank."""
         if not file or not self.serial:
             return file
         path = Path(file)
         return str(path.with_suffix(f".{self.serial}{path.suffix}"))
 
 
-# The number of users that each group has had in this process. They are counted by the group's
-# ranks and never reset, so that a group which is destroyed and made again on the same store gets
-# new keys.
+# The number of users that each group, known by its ranks, has had in this process. It is never
+# reset, so that a group which is destroyed and created again on the same store gets new keys.
 _counters: collections.Counter[object] = collections.Counter()
 
 
 def users_of(process_group: dist.ProcessGroup) -> dict[str, int]:
-    """How many users of each purpose this process has counted for the group's ranks."""
+    """Return the number of users, by purpose, that this process has counted for the group."""
     mine = tuple(dist.get_process_group_ranks(process_group))
     return {key[1]: n for key, n in _counters.items() if key[0] == mine}
 
 
 def count_alike(process_group: dist.ProcessGroup, counts: Iterable[Mapping[str, int]]) -> None:
-    """From here on all ranks count the group's users alike. counts: users_of() of every rank; ranks
-    that were in other groups before, or are new, have counted others."""
+    """Make all ranks continue the group's user counts from equal numbers. counts: users_of() of
+    every rank; they differ if ranks are new or were in other groups."""
     ranks = tuple(dist.get_process_group_ranks(process_group))
     for of_one in counts:
         for purpose, count in of_one.items():
@@ -125,13 +124,13 @@ def count_alike(process_group: dist.ProcessGroup, counts: Iterable[Mapping[str, 
 
 
 def is_initialized() -> bool:
-    """True if torch has a default process group."""
+    """Return whether torch has a default process group."""
     return dist.is_available() and dist.is_initialized()
 
 
 def check(process_group: object) -> None:
-    """InvalidArgumentError unless it is a process group of torch's, also one that this rank is no
-    member of, or None for the default group."""
+    """InvalidArgumentError unless it is None (the default group) or a torch process group. This
+    rank need not be a member."""
     if process_group is None or not dist.is_available():
         return
     if isinstance(process_group, dist.ProcessGroup):
@@ -144,7 +143,7 @@ def check(process_group: object) -> None:
 
 
 def rank_or_0(process_group: dist.ProcessGroup | None) -> int:
-    """This rank within the group, for messages; 0 while torch has no process group."""
+    """Return this rank within the group, for messages; 0 while torch has no process group."""
     check(process_group)
     return dist.get_rank(process_group) if is_initialized() else 0
 
@@ -154,8 +153,8 @@ _homes: weakref.WeakKeyDictionary[dist.ProcessGroup, HomeProcess] = weakref.Weak
 
 
 def resolve(process_group: dist.ProcessGroup | None, what: str) -> dist.ProcessGroup:
-    """The group, or the default group for None. InvalidArgumentError where there is none, where
-    this rank is no member, or in a child that was forked from a process that uses the group; the
+    """Return the group, or the default group for None. InvalidArgumentError if there is none, if
+    this rank is not a member, or in a child that was forked from a process that uses the group; the
     message says that `what` needs it."""
     if not is_initialized():
         raise InvalidArgumentError(
@@ -173,7 +172,8 @@ def resolve(process_group: dist.ProcessGroup | None, what: str) -> dist.ProcessG
 
 
 def join(process_group: dist.ProcessGroup | None, purpose: str) -> Group:
-    """A new user of the group; `purpose` names its kind. All ranks must join in the same order."""
+    """Return a new user of the group; `purpose` names its kind. All ranks must join in the same
+    order."""
     group = resolve(process_group, purpose)
     ranks = tuple(dist.get_process_group_ranks(group))
     number = _counters[ranks, purpose]
@@ -187,27 +187,27 @@ def join(process_group: dist.ProcessGroup | None, purpose: str) -> Group:
 
 
 def _host_of(store: dist.Store | None) -> str | None:
-    """The host of a TCPStore, also behind prefixes; None for another store."""
+    """Return the host of a TCPStore, also inside PrefixStores; None for any other store."""
     while isinstance(store, dist.PrefixStore):
         store = store.underlying_store
     return store.host if isinstance(store, dist.TCPStore) else None
 
 
 def count_user() -> int:
-    """The number of users of all groups that this process has had before this one."""
+    """Count one user of any group; return the number that this process has had before."""
     before = _counters["users"]
     _counters["users"] += 1
     return before
 
 
 class Membership:
-    """Joins a process group at the first use, so that frameworks may make it at any time, on some
-    ranks or on all, and destroy and make groups meanwhile.
+    """Joins a process group at the first use. So frameworks may create it at any time, on some
+    ranks or on all, and may destroy and create groups before the first use.
 
-    All ranks must use their memberships of one purpose in the same order. Thread-safe."""
+    All ranks must use their memberships with the same purpose in the same order. Thread-safe."""
 
     def __init__(self, process_group: dist.ProcessGroup | None, purpose: str) -> None:
-        """InvalidArgumentError for a group that can't be joined."""
+        """InvalidArgumentError for a group that cannot be joined."""
         check(process_group)
         self._process_group, self._purpose = process_group, purpose
         self._lock = threading.Lock()
@@ -217,13 +217,13 @@ class Membership:
 
     @property
     def rank(self) -> int:
-        """Within the group, also before it is joined. InvalidArgumentError while there is none."""
+        """This rank in the group, also before joining. InvalidArgumentError while there is none."""
         joined = self._group
         return joined.rank if joined else dist.get_rank(self._members())
 
     @property
     def size(self) -> int:
-        """Ranks of the group, as rank()."""
+        """The number of ranks in the group, likewise."""
         joined = self._group
         return joined.size if joined else dist.get_world_size(self._members())
 
@@ -231,8 +231,8 @@ class Membership:
         return resolve(self._process_group, self._purpose)
 
     def group(self) -> Group:
-        """Joins. InvalidArgumentError while torch has no process group; a later call may
-        succeed."""
+        """Join at the first call; return the group. InvalidArgumentError while torch has no process
+        group; a later call may succeed."""
         with self._lock:
             if self._group is None:
                 self._group = join(self._process_group, self._purpose)

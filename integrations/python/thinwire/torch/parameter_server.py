@@ -1,4 +1,4 @@
-"""ParameterServerOptimizer: a training loop of torch whose optimizer runs on a store's servers."""
+"""ParameterServerOptimizer: trains a torch model with an optimizer that a store's servers apply."""
 
 from __future__ import annotations
 
@@ -24,47 +24,50 @@ _EMBEDDINGS = (torch.nn.Embedding, torch.nn.EmbeddingBag)
 class ParameterServerOptimizer:
     """Train `model` with `optimizer`'s rule, applied by servers. Experimental.
 
-    Each gradient is pushed when backward() has it, so that it travels while the rest is computed,
-    and its values are pulled by the same message, the first layers' first (P3, Jayarajan et al.,
-    MLSys 2019). step() returns at once: each module's forward waits for the parameters that it
-    reads, so that the rest still travels while the first layers compute. The first forward of
-    `model` shows which these are. So parameters may change from backward() on, and whoever reads
-    them in another way calls wait() after step(); model.state_dict() waits by itself. A loop that
-    changes gradients before step(), such as one that clips them, or has several backward() for a
-    step, takes overlap=False: step() pushes all then, with the same values in the end.
+    Each gradient is pushed as soon as backward() has computed it, and the new values are pulled by
+    the same message, the first layers first (P3, Jayarajan et al., MLSys 2019). step() returns at
+    once: each module's forward waits for the parameters that it reads, so that communication
+    overlaps the first layers' computing. The first forward of `model` shows which parameters each
+    module reads. So parameters may change at any time after backward(); to read them otherwise,
+    call wait() after step() (model.state_dict() waits by itself). A loop that changes gradients
+    before step(), for example by clipping, or calls backward() several times per step must pass
+    overlap=False: then step() pushes all gradients, with the same results.
 
     The weight of an Embedding or EmbeddingBag with sparse=True is row-sparse: step() pushes the
     rows that its gradient has, and its forward pulls the rows that it looks up, and waits for them.
-    Its other rows are as old as their last use here, until wait() pulls the whole table.
+    Other rows are as old as their last use here, until wait() pulls the whole table.
 
     All workers construct it with the same model and numbers, and start from worker 0's values. In
-    mode "sync" the gradient is the mean of all workers', and in mode "sync:quorum=k,grace=s" that
-    of the pushes of a round, by their `weight`. Numbers that change between a step and the
-    next backward(), such as the learning rate of optimizer.param_groups[0], reach the servers by a
-    call that all workers wait in, so in the other modes a schedule is one by epoch and not by step.
-    In mode ssp that call is made by the next forward of a module that trains: a worker that has
-    waited for the others reads the values anew, since its gradient would be of values too old.
+    mode "sync" the gradient is the mean of all workers' gradients, and in mode
+    "sync:quorum=k,grace=s" the mean of a round's pushes by their `weight`. If numbers such as the
+    learning rate of optimizer.param_groups[0] change between a step and the next backward(), all
+    workers wait for one another while the servers get them; so in the other modes use a schedule by
+    epoch and not by step. In mode ssp this happens in the next forward of a module that trains, and
+    the worker then pulls the values again, because its gradient would be too old.
+
+    A process that serves does not return from the constructor, as in thinwire.kvstore.create.
 
     Args:
-        optimizer: SGD, Adam, AdamW, Adagrad or SparseAdam (which is Adam here) of torch.optim with
-            one group, of model's parameters. Its own state stays empty. Momentum, moments and
-            weight decay of row-sparse weights change only with their rows' gradients.
-        model: whose parameters are float32, bfloat16 or float16, on any device. Buffers are each
-            worker's own. torch.compile makes a graph of each module then, since its forward waits
-            for values; not with fullgraph=True.
-        mode: "sync", "async", "ssp:staleness=k", "sync:quorum=k,grace=s", or "local": this process
-            alone (docs/how-to/parameter-server.md).
+        optimizer: SGD, Adam, AdamW, Adagrad or SparseAdam (treated as Adam) of torch.optim, with
+            one group of the model's parameters. Its own state stays empty. Momentum, moments and
+            weight decay of a row-sparse weight change only for the rows that have gradients.
+        model: its parameters are float32, bfloat16 or float16, on any device. Buffers are not
+            shared between workers. torch.compile makes one graph per module, because forward waits
+            for values; fullgraph=True is not supported.
+        mode: "sync", "async", "ssp:staleness=k", "sync:quorum=k,grace=s", or "local": only this
+            process (docs/how-to/parameter-server.md).
         overlap: push in backward(), and not in step().
         codec: of gradients up and values down, with error feedback; None: no compression.
-        timeout_s: of meeting and of each wait; None: THINWIRE_TIMEOUT_S, else 60.
+        timeout_s: seconds, of connecting and of each wait; None: THINWIRE_TIMEOUT_S, else 60.
         journal: as thinwire.kvstore.create takes it.
 
     Attributes:
-        weight: of the gradients that are pushed from then on, such as the samples or tokens of the
-            next backward(), in mode "sync:quorum=k,grace=s"; 1 in the others.
+        weight: the weight of gradients that are pushed from then on, such as the samples or tokens
+            of the next backward(), in mode "sync:quorum=k,grace=s"; 1 in the other modes.
 
-    A process that serves does not return from the constructor, as in thinwire.kvstore.create.
-    Raises the typed errors of thinwire.kvstore."""
+    Raises:
+        Error: the typed errors of thinwire.kvstore.create.
+    """
 
     def __init__(
         self,
@@ -98,15 +101,15 @@ class ParameterServerOptimizer:
         self._sync = mode in ("sync", "local")
         self._steps = self._sync or mode.startswith(_QUORUM)  # each worker pushes each parameter
         self._mode = mode
-        self._in_forward = mode.startswith(_SSP)  # numbers that have changed go before a forward
-        self._begun = False  # a forward of this step
+        self._in_forward = mode.startswith(_SSP)  # changed numbers are sent before a forward
+        self._begun = False  # True after a forward of this step has begun
         self._shares = 0
         self._priorities = {name: -number for number, name in enumerate(self._parameters)}
         self._names = {id(p): name for name, p in self._parameters.items()}
         embeddings = [m for m in model.modules() if isinstance(m, _EMBEDDINGS) and m.sparse]
         weights = {id(m.weight) for m in embeddings}
         self._tables = [name for name, p in self._parameters.items() if id(p) in weights]
-        self._whole = False  # since the last step, all rows of tables were pulled
+        self._whole = False  # True if all rows of tables were pulled since the last step
         self._read: set[str] = set()  # tables of which rows were pulled since their last push
         self._dense = [name for name in self._parameters if name not in self._tables]
         for names, is_table in ((self._dense, False), (self._tables, True)):
@@ -114,17 +117,17 @@ class ParameterServerOptimizer:
                 self.store.init(names, self._values(names), row_sparse=is_table)
         self._set_numbers()
         self._pull_all()
-        # A module may read more than its own parameters, as attention does. The first forward of
-        # the model, when nothing is under way, shows which.
+        # A module may read more than its own parameters, as attention does. The model's first
+        # forward, when nothing is in flight, shows which.
         self._order = ForwardOrder(model, [self._parameters[name] for name in self._dense])
         self._needs: dict[torch.nn.Module, list[str]] = {}
-        # Before the model's own hooks, some of which read parameters, as weight_norm's does.
+        # These run before the model's own hooks, some of which (weight_norm's) read parameters.
         self._hooks = [
             module.register_forward_pre_hook(self._before_forward, prepend=True, with_kwargs=True)
             for module in model.modules()
         ]
         self._hooks.append(model.register_state_dict_pre_hook(self._before_state_dict))
-        # Gradients that backward has pushed, with their versions; until the next step.
+        # Gradients that backward() has pushed since the last step, with their versions.
         self._pushed: dict[str, tuple[torch.Tensor, int]] = {}
         if overlap:
             for name in self._dense:
@@ -132,14 +135,17 @@ class ParameterServerOptimizer:
                 self._hooks.append(hook)
 
     def zero_grad(self) -> None:
-        """As torch.optim.Optimizer.zero_grad."""
+        """Reset the gradients, as torch.optim.Optimizer.zero_grad()."""
         self.optimizer.zero_grad()
 
     def step(self) -> None:
-        """Push the gradients that backward() has not pushed, and pull the values that they lead to.
-        A parameter without a gradient counts as one of zeros in mode "sync", also with a quorum,
-        and is only pulled in the others. Raises InvalidArgumentError for a gradient that has
-        changed since backward() pushed it."""
+        """Push the gradients that backward() has not pushed, and pull the resulting values. In mode
+        "sync", also with a quorum, a missing gradient counts as zeros; in the other modes the
+        parameter is only pulled.
+
+        Raises:
+            InvalidArgumentError: a gradient was changed after backward() had pushed it.
+        """
         pushed, self._pushed = self._pushed, {}
         for name, (gradient, version) in pushed.items():
             if self._parameters[name].grad is not gradient or private.version(gradient) != version:
@@ -168,25 +174,27 @@ class ParameterServerOptimizer:
         seed: int = 0,
         collate_fn: Callable[[list], Any] = torch.utils.data.default_collate,
     ) -> Iterator[Any]:
-        """Iterate over the batches of `dataset` that this worker trains on: a batch goes to
-        whichever worker asks for the next one, so a fast machine takes more than a slow one.
+        """Iterate over the batches of `dataset` that this worker trains on. Each batch goes to the
+        worker that asks next, so a fast machine gets more batches than a slow one.
 
-        All workers call it with the same arguments; batches are the same, whoever takes them. A
-        batch whose worker is lost before its step was applied is handed out once more, so each
-        sample of an epoch is in one batch that was trained on, and in more than one only if workers
-        were lost. The end waits for the batches that others have. A worker that joins begins with
-        the batches that are left. Close the optimizer when you leave the loop before its end.
+        All workers call it with the same arguments; the contents of a batch do not depend on the
+        worker. If a worker is lost before a batch's step was applied, the batch is handed out
+        again, so each sample of an epoch is trained on once, and more often only if workers were
+        lost. At the end a worker waits for the batches of the others. A worker that joins begins
+        with the batches that are left. If you leave the loop early, close the optimizer.
 
         Args:
-            dataset: with len() and [index], or __getitems__(indices), as torch's Dataset.
-            batch_size: samples of a batch; the last one of an epoch has the rest.
-            epochs: times that each sample is handed out.
-            shuffle: in an order of the epoch's own, by `seed`; False: in that of the dataset.
+            dataset: has len() and [index], or __getitems__(indices), as torch's Dataset.
+            batch_size: samples per batch; the last batch of an epoch has the rest.
+            epochs: how often each sample is handed out.
+            shuffle: True: shuffle each epoch by `seed`; False: use the dataset's order.
             seed: the same on all workers.
-            collate_fn: makes a batch of a list of samples, as DataLoader's.
+            collate_fn: makes a batch from a list of samples, as DataLoader's.
 
-        Raises InvalidArgumentError in mode "sync", also with a quorum, in which all workers take as
-        many steps, and if the arguments differ from those of other workers."""
+        Raises:
+            InvalidArgumentError: the mode is "sync", also with a quorum, where all workers make the
+                same number of steps; or the arguments differ from those of other workers.
+        """
         if self._steps and self._mode != "local":
             raise InvalidArgumentError(
                 f"share() in mode '{self._mode}': all workers take as many steps; give each an "
@@ -216,7 +224,7 @@ class ParameterServerOptimizer:
     ) -> Iterator[Any]:
         size, order, order_epoch = len(dataset), torch.arange(len(dataset)), -1
         for taken in itertools.count():
-            # The forward of a batch waits for the values of the step before it.
+            # A batch's forward waits for the values of the step before it.
             work = kvworker.take_work(
                 self.store, share, size, batch_size, epochs, max(taken - 1, 0)
             )
@@ -235,25 +243,26 @@ class ParameterServerOptimizer:
                 yield collate_fn([dataset[index] for index in indices])
 
     def wait(self) -> None:
-        """Block until all parameters have the values that the last step() leads to, row-sparse
-        ones in all their rows."""
+        """Block until all parameters have the values after the last step(), including all rows of
+        row-sparse ones."""
         self.store.wait()
         self._pull_tables()
 
     def save(self, path: str) -> None:
-        """Worker 0 writes values and optimizer states to a file, and each worker its residuals to
-        path.worker-RANK; all workers call it."""
+        """Write a checkpoint: worker 0 writes values and optimizer states to a file, and each
+        worker its residuals to path.worker-RANK. All workers call it."""
         self.store.wait()
         self.store.save_optimizer_states(path)
 
     def load(self, path: str) -> None:
-        """Read what save() wrote, of the same model and optimizer; all workers call it."""
+        """Load a checkpoint that save() wrote for the same model and optimizer. All workers call
+        it."""
         self.store.wait()
         self.store.load_optimizer_states(path)
         self._pull_all()
 
     def close(self) -> None:
-        """Wait, leave the store, and take the hooks off the model. A second call does nothing."""
+        """Wait, leave the store, and remove the model's hooks. A second call does nothing."""
         if not self._hooks:
             return
         self._order.stop()
@@ -291,7 +300,7 @@ class ParameterServerOptimizer:
     def _push(self, name: str, parameter: torch.Tensor) -> None:
         gradient, priority = parameter.grad, self._priorities[name]
         if gradient is not None and gradient.is_sparse:
-            gradient = gradient.to_dense()  # of another function than an embedding module
+            gradient = gradient.to_dense()  # a sparse gradient that no embedding module made
         if gradient is None and not self._steps:
             self.store.pull(name, parameter.data, priority=priority, wait=False)
             return
@@ -307,8 +316,8 @@ class ParameterServerOptimizer:
             self._set_numbers()
 
     def _begin_forward(self) -> None:
-        """Bounded staleness counts a gradient's age from the pull of its values, and waits for
-        nobody in a call that all workers make; so the values are pulled after the call."""
+        """In mode ssp, send changed numbers before a step's first forward, and pull the values
+        afterwards: a gradient's age counts from that pull, and the call waits for all workers."""
         self._begun = True
         if kvspecs.optimizer_spec(self.optimizer) != self._spec:
             self.wait()
@@ -344,7 +353,7 @@ class ParameterServerOptimizer:
             none = parameter.data.new_empty(1, 0, dtype=torch.int64), parameter.data[:0]
             gradient = torch.sparse_coo_tensor(*none, parameter.shape, check_invariants=False)
         if not self._sync and (gradient is None or name not in self._read):
-            # Bounded staleness counts a gradient's age from its pull, and needs one for each.
+            # Mode ssp counts a gradient's age from a pull, so each gradient needs one.
             self.store.row_sparse_pull(name, priority=priority, row_ids=[])
         if gradient is not None:
             self.store.push(name, gradient, priority, weight=self.weight)
@@ -378,21 +387,21 @@ class ParameterServerOptimizer:
             self.wait()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _in_a_copy, ()  # of the model, which deepcopy and pickle make with its hooks
+        return _in_a_copy, ()  # deepcopy and pickle copy a model with its hooks
 
     def _pull_rows(self, name: str, module: torch.nn.Module, looked_up: object) -> None:
-        """Pull what the forward of a module that has a table reads of it."""
+        """Pull the rows of a table that the forward of a module reads."""
         table = self._parameters[name].data
         if self._whole:
             return
         if not isinstance(module, _EMBEDDINGS) or not isinstance(looked_up, torch.Tensor):
-            looked_up = torch.arange(len(table))  # such as a tied output layer
+            looked_up = torch.arange(len(table))  # a tied output layer, for example, reads all
         self.store.row_sparse_pull(name, table, row_ids=looked_up)
         self._read.add(name)
 
 
 def _in_a_copy() -> ParameterServerOptimizer:
-    """Whose hooks do nothing, as those of a closed one."""
+    """Return an object for a copy of the model, whose hooks do nothing, as after close()."""
     made = ParameterServerOptimizer.__new__(ParameterServerOptimizer)
     made._hooks = []
     return made

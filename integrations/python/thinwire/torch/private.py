@@ -1,8 +1,8 @@
-"""Everything that this package uses of torch's private names and behaviour.
+"""All uses of torch's private names and behaviour in this package.
 
-Each function says why it needs them, and for which versions of torch that was looked up. No other
+Each function says why it needs them, and for which versions of torch this was checked. No other
 file of the package uses a private name of torch; tests/integrations/python/test_private_names.py
-looks for them. When a new torch breaks something here, this is the only file to mend."""
+checks that. When a new torch breaks something here, this is the only file to fix."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ from thinwire.errors import Error, UnavailableError, again
 
 
 def store_of(group: dist.ProcessGroup) -> dist.Store:
-    """The rendezvous store that a process group was made with.
+    """Return the rendezvous store that a process group was created with.
 
     Ranks exchange their addresses through it. torch has no public way from a group to its store;
     distributed_c10d._world.pg_map maps a group to (backend, store) in torch 2.13 and 2.14.
-    UnavailableError where it does not."""
+    UnavailableError if it does not."""
     try:
         return distributed_c10d._world.pg_map[group][1]
     except (AttributeError, IndexError, KeyError, TypeError) as error:
@@ -47,9 +47,9 @@ def store_of(group: dist.ProcessGroup) -> dist.Store:
 
 
 def timeout_of(group: dist.ProcessGroup) -> float | None:
-    """Seconds after which the group's own collectives fail; None where its backend does not tell.
+    """Return the timeout, in seconds, of the group's own collectives; None if its backend has none.
 
-    Compressed collectives have the same deadline unless the user names one. torch has no public way
+    Compressed collectives have the same deadline unless the user sets one. torch has no public way
     to it; Gloo's and NCCL's backends keep it in options._timeout in torch 2.1 to 2.14."""
     for device in ("cpu", "cuda"):
         with contextlib.suppress(AttributeError, RuntimeError):
@@ -58,16 +58,16 @@ def timeout_of(group: dist.ProcessGroup) -> float | None:
 
 
 def keep_former_group(owner: object, group: dist.ProcessGroup) -> None:
-    """Keeps a group of torch's that `owner` has left, until it leaves another one, or dies.
+    """Keep alive a torch group that `owner` has left, until it leaves another one or is collected.
 
-    A DDP model that dies after destroy_process_group() is the last to hold its group, and destroys
-    it with Python's lock held. That joins Gloo's threads, one of which may need the lock, or wait
-    for a collective that a peer never joins (torch 2.13). Where Python itself holds a group last it
-    gives up the lock meanwhile, and the thread that does so here may wait as long as it likes.
+    A DDP model that is collected after destroy_process_group() holds the last reference to its
+    group, and destroys it with the GIL held. That joins Gloo's threads, one of which may need the
+    GIL, or wait for a collective that a peer never joins (torch 2.13). If Python holds the last
+    reference, it releases the GIL, and the thread that drops it here may wait without end.
 
-    The process's exit waits for those that are to be destroyed as it does for calls in_torch():
-    where a peer answers a group that is still there, Gloo's threads need Python's lock, too, and
-    what torch has destroyed already (torch 2.13)."""
+    The process's exit waits until the groups that were handed over are destroyed, as it waits for
+    calls in_torch(): if a peer answers a group that still exists, Gloo's threads need the GIL, and
+    objects of torch that the exit has destroyed (torch 2.13)."""
     with _keeper_lock:
         if _keeper.ident is None:
             _keeper.start()
@@ -77,12 +77,12 @@ def keep_former_group(owner: object, group: dist.ProcessGroup) -> None:
 
 @contextlib.contextmanager
 def in_torch() -> Iterator[None]:
-    """For calls of torch's on a daemon thread: the process's exit waits for those that have begun,
-    up to _EXIT_WAIT_S for all together, and then ends a thread that begins one. A call that a peer
-    keeps for longer is left where it waits.
+    """A context for torch calls on a daemon thread. The process's exit waits for calls that have
+    begun, up to _EXIT_WAIT_S for all together; a thread that begins one afterwards is ended. A call
+    that waits longer for a peer is abandoned.
 
-    Before 3.14, Python unwinds a thread that comes back to it while the process exits. Torch 2.13
-    and 2.14 take Python's lock again in a destructor, where C++ aborts the process for that."""
+    Before 3.14, Python unwinds a thread that returns to it while the process exits. Torch 2.13 and
+    2.14 take the GIL again in a destructor, where the unwinding makes C++ abort the process."""
     thread = threading.current_thread()
     _in_torch.add(thread)
     try:
@@ -97,7 +97,7 @@ def in_torch() -> Iterator[None]:
 def _wait_for_torch() -> None:
     _exits.set()
     end = time.monotonic() + _EXIT_WAIT_S
-    # After a fork, the parent's threads are there, and not alive.
+    # After a fork the parent's threads are still listed, but are not alive.
     while time.monotonic() < end and (
         any(thread.is_alive() for thread in list(_in_torch))
         or (_handed_over and _keeper.is_alive())
@@ -137,23 +137,23 @@ _keeper = threading.Thread(target=_keep_groups, name="thinwire-former-groups", d
 
 
 def parts_of(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The indices and values of a sparse tensor as they are, perhaps some more than once.
+    """Return the indices and values of a sparse tensor, uncoalesced: indices may repeat.
 
-    indices() and values() want a coalesced tensor, and coalesce() sums 16-bit floats in 16 bits,
-    where a store sums them in fp32. Torch 2.13 and 2.14 have _indices() and _values()."""
+    indices() and values() require a coalesced tensor, and coalesce() sums 16-bit floats in 16 bits,
+    but a store sums them in fp32. Torch 2.13 and 2.14 have _indices() and _values()."""
     return tensor._indices(), tensor._values()
 
 
 def version_of(tensor: torch.Tensor) -> int:
-    """Counts the changes in place that a tensor has seen.
+    """Return the number of in-place changes of a tensor.
 
-    It tells whether a gradient was changed after it had been sent. autograd relies on
-    Tensor._version for the same purpose, and torch 2.13 and 2.14 have it."""
+    It tells whether a gradient was changed after it had been sent. autograd uses Tensor._version
+    for the same purpose, and torch 2.13 and 2.14 have it."""
     return tensor._version
 
 
 def plain_name(name: str) -> str:
-    """A parameter's name without what torch.compile adds to it.
+    """Return a parameter's name without the prefix that torch.compile adds to it.
 
     torch.compile(module) keeps the module as its attribute _orig_mod, so that names of parameters
     differ between a compiled model and the same one uncompiled. Torch 2.13 and 2.14."""
@@ -161,50 +161,50 @@ def plain_name(name: str) -> str:
 
 
 def uncompiled(module: torch.nn.Module) -> torch.nn.Module:
-    """The module inside of what torch.compile(module) returns, whose hooks torch.compile can trace;
-    another module as it is. Torch 2.13 and 2.14."""
+    """Return the module inside the result of torch.compile(module), whose hooks torch.compile can
+    trace; any other module unchanged. Torch 2.13 and 2.14."""
     return getattr(module, "_orig_mod", module)
 
 
 def is_one_graph(module: torch.nn.Module) -> bool:
-    """It is what torch.compile(module, fullgraph=True) returns, which takes no hook that has to run
-    as it is. Torch 2.13 and 2.14 tell it by dynamo_ctx.fullgraph."""
+    """Return whether it is the result of torch.compile(module, fullgraph=True), where no hook can
+    run outside the graph. Torch 2.13 and 2.14 have dynamo_ctx.fullgraph."""
     return getattr(getattr(module, "dynamo_ctx", None), "fullgraph", False) is True
 
 
 def break_graph(why: str) -> None:
-    """In a hook of a module that torch.compile traces, ends the graph here; elsewhere does nothing.
+    """Break the graph here, in a hook of a module that torch.compile traces; elsewhere a no-op.
 
-    Under fullgraph=True that is torch's error, which has `why` in it. torch.compiler has no such
+    Under fullgraph=True torch raises an error that contains `why`. torch.compiler has no such
     function. Torch 2.13 and 2.14."""
     if torch.compiler.is_compiling():
         torch._dynamo.graph_break(msg=why)
 
 
 def outside_graphs(hook: Callable[..., None]) -> Callable[..., None]:
-    """A hook of a module that torch.compile calls between graphs, as it is.
+    """Return a hook that torch.compile does not trace, but calls between graphs.
 
-    torch.compiler.disable imports torch._dynamo at once, which costs a second; torch.optim
-    decorates its methods by this one. Torch 2.13 and 2.14."""
+    torch.compiler.disable imports torch._dynamo at once, which takes a second; torch.optim
+    decorates its methods with this function. Torch 2.13 and 2.14."""
     return torch._disable_dynamo(hook)
 
 
 def delayed_parameters(ddp: torch.nn.parallel.DistributedDataParallel) -> list[torch.Tensor]:
-    """The parameters of DDP's delay_all_reduce_named_params, which it reduces itself.
+    """Return the parameters of DDP's delay_all_reduce_named_params, which DDP reduces itself.
 
-    DDP has no public way to them, and no hook sees them. Torch 2.13 and 2.14 keep them in
-    _delay_all_reduce_params; empty where there is none."""
+    DDP has no public way to them, and no hook gets them. Torch 2.13 and 2.14 keep them in
+    _delay_all_reduce_params; empty in other versions."""
     return list(getattr(ddp, "_delay_all_reduce_params", ()))
 
 
 def after_backward(function: Callable[[], None]) -> None:
-    """Calls `function` once when the backward pass that runs now has ended.
+    """Call `function` once at the end of the present backward pass.
 
     autograd has no public callback for that; DDP and FSDP2 use this one. Torch 2.1 to 2.14."""
     torch.autograd.Variable._execution_engine.queue_callback(function)
 
 
-# The base of a backend's options, which DeviceMesh looks for; torch 2.9 to 2.14.
+# The base class of a backend's options, which DeviceMesh checks for; torch 2.9 to 2.14.
 BackendOptions = _Backend.Options
 
 # FSDP2's autograd function that reduces the gradients of a unit, torch 2.6 to 2.14.
@@ -212,11 +212,11 @@ _GRADIENT_NODES = ("torch::autograd::AccumulateGrad", "RegisterPostBackwardFunct
 
 
 def reduces_gradients() -> bool:
-    """True if this thread is at the gradients of parameters in a backward pass: in a hook of theirs
-    (where DDP reduces), in FSDP2's, or in a callback at the end. A collective inside a module's own
-    backward, such as SyncBatchNorm's, is not.
+    """Return whether this thread is reducing gradients of parameters in a backward pass: in a hook
+    of a parameter (where DDP reduces), in FSDP2's, or in a callback at the end. False inside a
+    module's own backward function, such as SyncBatchNorm's.
 
-    autograd tells hooks nothing of that in public. Torch 2.1 to 2.14."""
+    autograd has no public API for this. Torch 2.1 to 2.14."""
     if torch._C._current_graph_task_id() < 0:
         return False
     node = torch._C._current_autograd_node()
@@ -224,31 +224,31 @@ def reduces_gradients() -> bool:
 
 
 def in_backward() -> bool:
-    """Return whether a backward pass runs on this thread, on which autograd has no public word.
+    """Return whether a backward pass runs on this thread; autograd has no public API for this.
     Torch 2.1 to 2.14."""
     return torch._C._current_graph_task_id() >= 0
 
 
 def backward_pass() -> int:
-    """The number of the backward pass that runs on this thread; below 0 where none does. One that a
-    backward function starts, as a reentrant checkpoint does, has a number of its own. Torch 2.1 to
-    2.14."""
+    """Return the number of the backward pass that runs on this thread; below 0 if none does. A pass
+    that a backward function starts, as a reentrant checkpoint does, has its own number. Torch 2.1
+    to 2.14."""
     return torch._C._current_graph_task_id()
 
 
 def in_inner_backward() -> bool:
     """Return whether a backward function has started the backward pass that runs on this thread.
 
-    Only the frame of the method by which autograd calls such a function tells. Torch 2.1 to 2.14;
-    apply_boxed is new in 2.13."""
+    The only sign is the stack frame of the method by which autograd calls such a function. Torch
+    2.1 to 2.14; apply_boxed is new in 2.13."""
     functions = torch.autograd.function.BackwardCFunction
     methods = (functions.apply, getattr(functions, "apply_boxed", functions.apply))
     return _is_called_by({method.__code__ for method in methods})
 
 
 def gathered_dtype(module: torch.nn.Module) -> torch.dtype | None:
-    """Return the param_dtype of the MixedPrecisionPolicy of a module under fully_shard(), in which
-    FSDP2 gathers its parameters; None: in their own dtype.
+    """Return the dtype in which FSDP2 gathers a module's parameters: the param_dtype of its
+    MixedPrecisionPolicy; None: the parameters' own dtype.
 
     FSDP2 has no public way to the policy of a module. Torch 2.6 to 2.14 keep it in _mp_policy of
     the module's state."""
@@ -257,7 +257,7 @@ def gathered_dtype(module: torch.nn.Module) -> torch.dtype | None:
 
 
 def _parameter_groups(module: torch.nn.Module) -> list[Any]:
-    """Return what FSDP2 keeps of the parameters that one fully_shard() call manages. Torch 2.6 to
+    """Return FSDP2's objects for the parameters that one fully_shard() call manages. Torch 2.6 to
     2.12 have one such object, 2.13 a list."""
     state = module._get_fsdp_state()
     groups = getattr(state, "_fsdp_param_groups", None)
@@ -265,8 +265,8 @@ def _parameter_groups(module: torch.nn.Module) -> list[Any]:
 
 
 def gathers_in_parts(module: torch.nn.Module) -> bool:
-    """Return whether FSDP2 keeps a part of a unit's weights after a forward pass, which it gathers
-    in a smaller group then: fully_shard(reshard_after_forward=N). Torch 2.6 to 2.14."""
+    """Return whether FSDP2 keeps a part of a unit's weights after a forward pass, and gathers them
+    in a smaller group for backward: fully_shard(reshard_after_forward=N). Torch 2.6 to 2.14."""
     for group in _parameter_groups(module):
         later = getattr(group, "post_forward_mesh_info", None)
         if later is not None and later.shard_mesh_size != group.mesh_info.shard_mesh_size:
@@ -275,11 +275,11 @@ def gathers_in_parts(module: torch.nn.Module) -> bool:
 
 
 def leave_replicas_to_hook(module: torch.nn.Module) -> None:
-    """Makes FSDP2 reduce a unit of HSDP over its shards only, so that the hook of
-    set_all_reduce_hook() gets what is to be reduced over the replicas.
+    """Make FSDP2 reduce a unit of HSDP over its shards only, so that the hook of
+    set_all_reduce_hook() gets the sum and reduces it over the replicas.
 
-    FSDP2 calls dist.all_reduce there, on the mesh's group, and has no public way to another.
-    UnavailableError where torch has not what torch 2.6 to 2.14 have."""
+    FSDP2 calls dist.all_reduce there, on the mesh's group, and has no public way to replace it.
+    UnavailableError if this torch lacks the attributes that torch 2.6 to 2.14 have."""
     try:
         from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo
 
@@ -295,23 +295,23 @@ def leave_replicas_to_hook(module: torch.nn.Module) -> None:
 
 
 def all_reduces_now(module: torch.nn.Module) -> bool:
-    """Return what set_requires_all_reduce() of an FSDP2 module has set, which FSDP2 itself heeds
-    only where it reduces over replicas. Torch 2.6 to 2.14."""
+    """Return the value of an FSDP2 module's set_requires_all_reduce(), which FSDP2 itself uses only
+    if it reduces over replicas. Torch 2.6 to 2.14."""
     return all(getattr(group, "all_reduce_grads", True) for group in _parameter_groups(module))
 
 
 def divide_factor(module: torch.nn.Module) -> float | None:
-    """Return what set_gradient_divide_factor() of an FSDP2 module has set: the divisor of sums over
+    """Return the value of an FSDP2 module's set_gradient_divide_factor(): the divisor of sums over
     all ranks, replicas included. Torch 2.6 to 2.14."""
     return getattr(_parameter_groups(module)[0], "gradient_divide_factor", None)
 
 
 def gathered_unit() -> object | None:
-    """Return what stands for the unit of FSDP2 whose parameters this thread gathers now, the same
-    object whenever it does; None elsewhere.
+    """Return the object of the FSDP2 unit whose parameters this thread gathers now, the same object
+    in every gather; None if this thread gathers none.
 
-    FSDP2 calls dist.all_gather_single there as anybody does, and only the frame of the function
-    that does it tells. Torch 2.6 to 2.14."""
+    FSDP2 calls the public dist.all_gather_single there; only the stack frame of the caller shows
+    the unit. Torch 2.6 to 2.14."""
     from torch.distributed.fsdp._fully_shard._fsdp_collectives import foreach_all_gather
 
     gathering = inspect.unwrap(foreach_all_gather).__code__
@@ -324,11 +324,11 @@ def gathered_unit() -> object | None:
 
 
 def shadowed_backward() -> object | None:
-    """Return a stand-in for another rank's backward pass, in which this rank takes part with zeros,
-    since its own inputs have ended: an object that is new in each; None elsewhere.
+    """Return an object that identifies another rank's backward pass, in which this rank takes part
+    with zeros because its own inputs have ended; None otherwise. Each pass has a new object.
 
-    `with ddp.join()` reduces such buckets outside of any backward pass, and only the frame of the
-    method that does it tells. Torch 2.1 to 2.14."""
+    `with ddp.join()` reduces such buckets outside of any backward pass; only the stack frame of the
+    caller shows it. Torch 2.1 to 2.14."""
     shadow = DistributedDataParallel._match_all_reduce_for_bwd_pass.__code__
     frame = sys._getframe(1)
     while frame is not None:
@@ -339,10 +339,10 @@ def shadowed_backward() -> object | None:
 
 
 def replace_step(optimizer: torch.optim.Optimizer, step: Callable[[Any], Any]) -> None:
-    """Makes optimizer.step(closure) call step(closure).
+    """Make optimizer.step(closure) call step(closure).
 
-    A learning-rate scheduler replaces step() of an optimizer by a wrapper, which sets _opt_called,
-    and warns where it does not find that wrapper's mark later. Torch 2.1 to 2.14."""
+    A learning-rate scheduler replaces step() of an optimizer by a wrapper that sets _opt_called,
+    and warns if it later finds step() without the wrapper's mark. Torch 2.1 to 2.14."""
 
     def replaced(self: torch.optim.Optimizer, closure: Callable[[], Any] | None = None) -> Any:
         self._opt_called = True
@@ -356,8 +356,8 @@ def replace_step(optimizer: torch.optim.Optimizer, step: Callable[[Any], Any]) -
 def is_stepped_by_scaler() -> bool:
     """Return whether a torch.amp.GradScaler calls the optimizer's step() on this thread.
 
-    It unscales gradients in place, which does not count as a change (version_of()), or has a fused
-    optimizer unscale them, and only the frame of its step() tells. Torch 2.3 to 2.14."""
+    It unscales gradients in place, which does not count as a change (version_of()), or lets a fused
+    optimizer unscale them; only the stack frame of its step() shows that. Torch 2.3 to 2.14."""
     return _is_called_by({torch.amp.GradScaler.step.__code__})
 
 
@@ -372,10 +372,10 @@ def _is_called_by(codes: Collection[CodeType]) -> bool:
 
 
 def has_step_hooks(optimizer: torch.optim.Optimizer) -> bool:
-    """True if somebody listens to the optimizer's steps.
+    """Return whether the optimizer has step hooks.
 
-    Such a step must not be tried and taken back. torch has no public way to the hooks of
-    register_step_post_hook() and its like; 2.13 and 2.14 keep them in these dicts."""
+    A step with hooks must not be tried and undone. torch has no public way to the hooks of
+    register_step_post_hook() and similar methods; 2.13 and 2.14 keep them in these dicts."""
     return any(
         (
             optimizer._optimizer_step_pre_hooks,
@@ -387,10 +387,10 @@ def has_step_hooks(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def replicated_group(module: torch.nn.Module) -> dist.ProcessGroup | None:
-    """The process group of a module that torch's composable replicate() was called on.
+    """Return the process group of a module that torch's composable replicate() was called on.
 
-    replicate() makes its DDP model at the first forward pass, and keeps its arguments until then in
-    the state of the module. Torch 2.1 to 2.14."""
+    replicate() creates its DDP model in the first forward pass; until then its arguments are in the
+    state of the module. Torch 2.1 to 2.14."""
     arguments = replicate.state(module)._init_kwargs
     mesh = arguments.get("device_mesh")
     return arguments.get("process_group") if mesh is None else mesh.get_group()
@@ -405,12 +405,12 @@ def is_replicated(module: torch.nn.Module) -> bool:
 def divides_by_those_left(ddp: torch.nn.parallel.DistributedDataParallel) -> bool:
     """Return whether the model is in `with ddp.join(divide_by_initial_world_size=False)`.
 
-    DDP itself applies that to its own allreduce only, and tells no hook. Torch 2.1 to 2.14."""
+    DDP applies that only to its own allreduce, and does not tell a hook. Torch 2.1 to 2.14."""
     return ddp._join_config.enable and not ddp._divide_by_initial_world_size
 
 
-# The methods of a group that torch.distributed and DDP call, but for allreduce. Some have private
-# names, and torch 2.13 has new names for those; what a torch lacks is left out.
+# The methods of a group that torch.distributed and DDP call, except allreduce. Some have private
+# names, and torch 2.13 has new names for those; methods that this torch lacks are left out.
 COLLECTIVES = tuple(
     name
     for name in (
@@ -425,7 +425,7 @@ COLLECTIVES = tuple(
     if hasattr(dist.ProcessGroup, name)
 )  # fmt: skip
 
-# Those of one tensor into one: (output, input, options).
+# The gathers with one input and one output tensor: (output, input, options).
 ALL_GATHERS = ("_allgather_base", "all_gather_single")
 REDUCE_SCATTERS = ("_reduce_scatter_base", "reduce_scatter_single")
 
@@ -433,9 +433,9 @@ REDUCE_SCATTERS = ("_reduce_scatter_base", "reduce_scatter_single")
 def gloo_group(
     store: dist.Store, rank: int, size: int, timeout: datetime.timedelta
 ) -> dist.ProcessGroup:
-    """A process group over Gloo that torch's registry of groups does not know.
+    """Return a process group over Gloo that is not in torch's registry of groups.
 
-    torch.distributed.new_group needs a default group, and gives every group a name and a number
+    torch.distributed.new_group requires a default group, and gives every group a name and a number
     that all ranks of the default group count. ProcessGroupGloo is public, but only a ProcessGroup
     that it is registered with has all collectives. Torch 2.6 to 2.14; UnavailableError before."""
     gloo = dist.ProcessGroupGloo(store, rank, size, timeout)
@@ -445,7 +445,7 @@ def gloo_group(
         gloo._set_sequence_number_for_group()
         for device in ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",):
             group._register_backend(torch.device(device), dist.ProcessGroup.BackendType.GLOO, gloo)
-        # A rank that left at once would end the others' connecting.
+        # If a rank left at once, the other ranks could not finish connecting.
         group.barrier().wait()
     except (AttributeError, TypeError) as error:
         raise UnavailableError(
@@ -456,16 +456,16 @@ def gloo_group(
 
 
 def gloo_of(group: dist.ProcessGroup) -> dist.ProcessGroupGloo:
-    """The backend of a gloo_group(). Torch 2.6 to 2.14."""
+    """Return the backend of a gloo_group(). Torch 2.6 to 2.14."""
     return group._get_backend(torch.device("cpu"))
 
 
 def share_backend(source: dist.ProcessGroup, target: dist.ProcessGroup) -> None:
-    """Makes the backend of a gloo_group() that of another group, too.
+    """Register the backend of a gloo_group() with another group, too.
 
-    torch's C++ asks a group for the backend of a device, past the Python methods, and keeps names
-    and sequence numbers there. A group keeps its first backend for good, so one that is
-    configured again has that of its first ranks there. Torch 2.13 and 2.14."""
+    torch's C++ code gets the backend of a device from a group without calling the Python methods,
+    and keeps names and sequence numbers there. A group never changes its first backend, so after
+    another configure() it still has that of its first ranks. Torch 2.13 and 2.14."""
     kind = dist.ProcessGroup.BackendType.GLOO
     target._set_default_backend(kind)
     for device in source._device_types:
@@ -475,8 +475,8 @@ def share_backend(source: dist.ProcessGroup, target: dist.ProcessGroup) -> None:
 class _Failure:
     """The value of a failed future.
 
-    DDP's reducer (reducer.cpp, parseHookResult) takes the value of a hook's future and, since this
-    is no tensor, prints it; printing raises the typed error out of backward(). A future's own
+    DDP's reducer (reducer.cpp, parseHookResult) takes the value of a hook's future and prints it,
+    because it is no tensor; printing raises the typed error, so backward() raises it. The future's
     set_exception would turn every error into a RuntimeError there. Torch 2.13 and 2.14."""
 
     def __init__(self, error: Error) -> None:
@@ -490,20 +490,20 @@ class _Failure:
         return ""
 
     def __reduce__(self) -> tuple[object, ...]:
-        # A future of GPU tensors pickles its value, to look for tensors in it.
+        # A future of GPU tensors pickles its value to find tensors in it.
         return str, ()
 
 
 def fail_future(future: torch.futures.Future, error: Error) -> None:
-    """Completes a future so that its wait(), its value() and its use by DDP raise `error`.
+    """Complete a future so that its wait(), its value() and its use by DDP raise `error`.
 
-    Future.set_exception would lose the error's type in DDP, and Future._set_unwrap_func is how
-    torch's own RPC raises typed errors out of wait(); torch 2.1 to 2.13 have it."""
+    Future.set_exception would lose the error's type in DDP. torch's own RPC uses
+    Future._set_unwrap_func to raise typed errors from wait(); torch 2.1 to 2.13 have it."""
     future._set_unwrap_func(_Failure.throw)
     future.set_result(_Failure(error))
 
 
 def version(tensor: torch.Tensor) -> int:
-    """A number that grows with each change in place of the tensor's values, which autograd keeps to
-    find such changes. Torch 2.13 and 2.14."""
+    """Return a number that grows with each in-place change of the tensor's values; autograd keeps
+    it to find such changes. Torch 2.13 and 2.14."""
     return tensor._version

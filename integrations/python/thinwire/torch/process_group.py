@@ -1,4 +1,4 @@
-"""ProcessGroup: torch's own over Gloo, whose exchanges of gradients are compressed.
+"""ProcessGroup: a torch process group over Gloo that compresses exchanges of gradients.
 
 import thinwire.torch.backend
 torch.distributed.init_process_group("thinwire")        # or:
@@ -46,12 +46,12 @@ from thinwire.torch.works import (
 __all__ = ["ProcessGroup"]
 
 _log = logging.getLogger("thinwire")
-_MIN_BYTES = 65536  # tw_options' default
-_GLOO_TIMEOUT_S = 1800.0  # torch's own
+_MIN_BYTES = 65536  # the default of tw_options
+_GLOO_TIMEOUT_S = 1800.0  # torch's default
 
 
 class _Account:
-    """Counts what a group exchanged, and says it in one line when the group ends."""
+    """Counts the exchanges of a group, and logs the counts in one line when the group ends."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -73,33 +73,33 @@ class _Account:
 
 
 class ProcessGroup(dist.ProcessGroup):
-    """A process group that compresses what is exchanged of gradients during backward(), with error
-    feedback. All else is exact, and Gloo's.
+    """A process group that compresses exchanges of gradients during backward(), with error
+    feedback. All other collectives are exact and run on Gloo.
 
-    Compressed are allreduces and reduce-scatters by SUM or AVG of float32, bfloat16 and float16 of
-    more than `min_bytes`. A residual is kept by an exchange's place since the last step of an
-    optimizer (sequence.GradientSequence), in at most an eighth of the memory that was available;
-    what finds no place is sent in bf16. With `gather` FSDP2's gathers of parameters are compressed,
-    too (fsdp.gather.GroupGather).
+    It compresses allreduces and reduce-scatters by SUM or AVG of more than `min_bytes` of float32,
+    bfloat16 or float16. A residual belongs to an exchange's place since the last step of an
+    optimizer (sequence.GradientSequence). Residuals take at most 1/8 of the available memory;
+    exchanges beyond that are sent in bf16. With `gather` FSDP2's gathers of parameters are
+    compressed, too (fsdp.gather.GroupGather).
 
-    Call configure() before the first collective, and again after a failure; residuals start anew
-    then.
+    Call configure() before the first collective, and again after a failure, which drops the
+    residuals.
 
     Args:
-        codec: a spec such as "int8". None: THINWIRE_CODEC, else "int4". One that needs momentum is
-            refused: a group has none.
+        codec: a spec such as "int8". None: THINWIRE_CODEC, else "int4". A codec that requires
+            momentum is an error, because a group has no momentum.
         scope: "backward"; or "all", which also compresses every other sum and mean of floats,
-            without feedback, and by bf16 where no codec is named. None: THINWIRE_SCOPE, else
+            without feedback, with bf16 unless a codec is named. None: THINWIRE_SCOPE, else
             "backward". Equal on all ranks.
-        gather: a codec such as "int4": FSDP2's forward passes gather what has changed in parameters
-            with it, and its backward passes gather nothing, as compress(gather=) has it. Each rank
-            keeps a copy of the unsharded parameters, in at most an eighth of the memory that was
-            available; what finds no place is gathered exactly. None: THINWIRE_GATHER, else all is.
-            Equal on all ranks.
+        gather: a codec such as "int4": FSDP2's forward passes gather the changes of parameters
+            with it, and its backward passes gather nothing, as with compress(gather=). Each rank
+            keeps a copy of the unsharded parameters in at most 1/8 of the available memory;
+            parameters beyond that are gathered exactly. None: THINWIRE_GATHER, else all parameters
+            are gathered exactly. Equal on all ranks.
         options: as Communicator takes them.
 
     Raises:
-        InvalidArgumentError: an argument cannot be.
+        InvalidArgumentError: an argument is not valid.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class ProcessGroup(dist.ProcessGroup):
         **options: Any,
     ) -> None:
         self._settings = _settings_of(codec, scope, gather, options)
-        super().__init__(0, 1)  # torch keeps these for good; the methods below tell the real ones
+        super().__init__(0, 1)  # torch never changes these; rank() and size() return the real ones
         self._name = self._description = ""
         self._place: tuple[int, int] | None = None  # while torch waits for reconfigure()
         self._gloo: dist.ProcessGroup | None = None
@@ -119,22 +119,30 @@ class ProcessGroup(dist.ProcessGroup):
         self._sequence: GradientSequence | None = None
         self._gather: GroupGather | None = None
         self._shadow: object | None = None
-        self._failure: errors.Error | None = None  # of Gloo's collectives
+        self._failure: errors.Error | None = None  # the first of Gloo's collectives
         self._kept = Kept()
-        self._meeting: tuple[str, dist.TCPStore] | None = None  # own handle and its store
+        self._meeting: tuple[str, dist.TCPStore] | None = None  # this rank's handle and its store
         self._account = _Account("process group")
         weakref.finalize(self, self._account.report)
 
     def configure(
         self, store_addr: str, rank: int, world_size: int, timeout: datetime.timedelta | None = None
     ) -> None:
-        """Join `world_size` ranks that meet in the store of a torch TCPStore's server, in place of
-        those before, whose works fail. It blocks until all have come.
+        """Connect to `world_size` ranks, in place of the former ones, whose pending works fail.
+        Blocks until all ranks have called it.
 
-        store_addr: "host:port/prefix"; the prefix is a new one for each call. timeout: of meeting
-        and of Gloo; None: timeout_s, else torch's. Raises
-        InvalidArgumentError, UnavailableError if there is no store, TimeoutError if ranks stay
-        away."""
+        Args:
+            store_addr: "host:port/prefix" of a torch TCPStore's server; a new prefix for each call.
+            rank: this rank's number, from 0.
+            world_size: the number of ranks.
+            timeout: deadline of connecting, and of Gloo's collectives; None: timeout_s, else
+                torch's.
+
+        Raises:
+            InvalidArgumentError: an argument is not valid.
+            UnavailableError: there is no store at the address.
+            TimeoutError: some ranks did not call it in time.
+        """
         check_place(rank, world_size)
         host, port, prefix = _parse(store_addr)
         self.abort()
@@ -157,8 +165,8 @@ class ProcessGroup(dist.ProcessGroup):
             ) from error
 
     def connect(self, store: dist.Store, rank: int, size: int, timeout: datetime.timedelta) -> None:
-        """configure(), of a store that is there; the backend calls it. timeout: of Gloo, and of
-        compressed exchanges unless timeout_s or THINWIRE_TIMEOUT_S says otherwise."""
+        """configure() with an existing store; the backend calls it. timeout: of Gloo's collectives,
+        and of compressed exchanges unless timeout_s or THINWIRE_TIMEOUT_S is set."""
         seconds = self._settings.timeout_s or timeout.total_seconds()
         settings = dataclasses.replace(self._settings, timeout_s=seconds)
         self._session = open_session(store, rank, size, "process group", settings)
@@ -174,33 +182,41 @@ class ProcessGroup(dist.ProcessGroup):
         private.share_backend(self._gloo, self)
 
     def set_timeout(self, timeout: datetime.timedelta) -> None:
-        """Set the deadline of Gloo's collectives from here on, and from the next configure() on
-        that of compressed exchanges as well."""
+        """Set the deadline of Gloo's later collectives, and, after the next configure(), that of
+        compressed exchanges."""
         self._settings = dataclasses.replace(self._settings, timeout_s=timeout.total_seconds())
         if self._gloo is not None:
             self._gloo.set_timeout(timeout)
 
     @property
     def supports_reconfigure(self) -> bool:
-        """True: torch's way to other ranks, from torch 2.14 on."""
+        """True: reconfigure(), which torch 2.14 and newer use, is supported."""
         return True
 
     def get_reconfigure_handle(self) -> str:
-        """Return the handle of this process, which the others pass to reconfigure(): a token, and
-        where a store of this process is, in which ranks can meet."""
+        """Return the handle of this process, which the other ranks pass to reconfigure(): a token
+        and the address of a store in this process where ranks can meet."""
         if self._meeting is None:
             store = dist.TCPStore(own_address(), 0, is_master=True, wait_for_workers=False)
             self._meeting = f"{secrets.token_hex(8)}@{store.host}:{store.port}", store
         return self._meeting[0]
 
     def reconfigure(self, opts: Any) -> dist.Work:
-        """Meet the ranks of `opts.handles` in place of those before, as configure() does: the same,
-        more, fewer or others. It blocks until all have come, and returns a Work that is done.
+        """Connect to the ranks of `opts.handles` in place of the former ones, as configure() does.
+        They may be the same, more, fewer or other ranks. Blocks until all ranks have called it.
 
-        opts.handles: of all ranks, a list in their order, or a set, whose order is that of the
-        texts. opts.uuid: a new number each time. InvalidArgumentError unless this process's own
-        handle is among them; TimeoutError if ranks stay away; UnavailableError if the first one's
-        store does not answer."""
+        Args:
+            opts: torch's ReconfigureOptions. opts.handles: the handles of all ranks, as a list in
+                rank order, or as a set, which is sorted as text. opts.uuid: a new number each time.
+
+        Returns:
+            A completed Work.
+
+        Raises:
+            InvalidArgumentError: this process's handle is missing.
+            TimeoutError: some ranks did not call it in time.
+            UnavailableError: the store of the first handle does not answer.
+        """
         mine = self.get_reconfigure_handle()
         handles = opts.handles if isinstance(opts.handles, list) else sorted(opts.handles)
         if mine not in handles or len(set(handles)) != len(handles):
@@ -218,8 +234,8 @@ class ProcessGroup(dist.ProcessGroup):
         return self._session, self._gloo
 
     def _residual_bytes(self, on_gpu: bool) -> int:
-        """The bytes that residuals may take on every rank: a share of the memory that is available
-        where there is least of it. All ranks call it in their first compressed exchange."""
+        """Return the bytes that residuals may take on every rank: a share of the available memory
+        on the rank with the least. All ranks call it in their first compressed exchange."""
         session, gloo = self._joined()
         machine, free = memory_of_gpu() if on_gpu else memory_of_host()
         where = int.from_bytes(hashlib.sha256(machine.encode()).digest()[:7], "big")
@@ -236,8 +252,8 @@ class ProcessGroup(dist.ProcessGroup):
         *,
         op: Any = None,
     ) -> dist.Work:
-        """As torch's; opts: AllreduceOptions or a ReduceOp, which may be given as `op`, too. A
-        timeout is Gloo's; for compressed exchanges the group's counts."""
+        """torch's allreduce. opts: AllreduceOptions or a ReduceOp, which may also be passed as
+        `op`. A timeout applies to Gloo; compressed exchanges use the group's."""
         opts = opts if op is None else op
         given = [tensors] if isinstance(tensors, torch.Tensor) else tensors
         if len(given) == 1 and self._compresses(given, getattr(opts, "reduceOp", opts)):
@@ -246,7 +262,7 @@ class ProcessGroup(dist.ProcessGroup):
         return self._by_gloo("allreduce", given, opts, *timeouts)
 
     def allreduce_coalesced(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> dist.Work:
-        """As torch's: an allreduce of each tensor. They have one dtype."""
+        """torch's allreduce_coalesced: an allreduce of each tensor; all have the same dtype."""
         opts = dist.AllreduceCoalescedOptions() if opts is None else opts
         if self._compresses(tensors, opts.reduceOp):
             return self._compress("allreduce", tensors, tensors, opts.reduceOp)
@@ -263,8 +279,8 @@ class ProcessGroup(dist.ProcessGroup):
     def _compresses(
         self, given: Sequence[object], op: Any, output: torch.Tensor | None = None
     ) -> bool:
-        """True if an exchange of these tensors is one that is compressed. The answer is the same on
-        all ranks of a right program."""
+        """Return whether an exchange of these tensors is compressed. In a correct program the
+        result is the same on all ranks."""
         session, _ = self._joined()
         settings, least = session.config, self._least_bytes()
         if collectives.find_op(op) is None or not given or not all(map(_is_float, given)):
@@ -281,7 +297,7 @@ class ProcessGroup(dist.ProcessGroup):
         return settings.scope == "all" or self._in_backward()
 
     def _least_bytes(self) -> int:
-        """Tensors whose bytes times (ranks - 1) are at most so many are exchanged exactly."""
+        """Return the limit up to which bytes * (ranks - 1) of a tensor is exchanged exactly."""
         least = self._settings.min_bytes
         return _MIN_BYTES if least is None else least
 
@@ -340,7 +356,7 @@ class ProcessGroup(dist.ProcessGroup):
             return self._failure
 
         if collective == "barrier":
-            session.wait_idle()  # as Gloo's waits for what was started before it
+            session.wait_idle()  # as Gloo's barrier waits for earlier collectives
         try:
             try:
                 made = getattr(gloo, collective)(*arguments, **options)
@@ -349,15 +365,15 @@ class ProcessGroup(dist.ProcessGroup):
         except RuntimeError as error:
             if type(typed_error(session.rank, collective, error)) is errors.Error:
                 raise  # Gloo refuses the arguments; the group goes on
-            raise as_torchs(typed(error)) from None  # a peer was lost before
+            raise as_torchs(typed(error)) from None  # a peer was lost earlier
         if collective.startswith(("allreduce", "reduce_scatter")):
             self._account.add("exact", _bytes_of(arguments[-2] if arguments[1:] else arguments[0]))
-        # Only Gloo's own work of a receive from anybody tells from whom it was.
+        # Only Gloo's own work of a recv_anysource() knows the source rank.
         bare = collective == "recv_anysource" or not isinstance(made, dist.Work)
         return made if bare else GlooWork(made, typed, self._kept)
 
     def errored(self) -> errors.Error | None:
-        """The first failure, which configure() repairs; None if there was none."""
+        """Return the first failure, which configure() clears; None if there was none."""
         found = [self._failure, *(session.error for session in self._sessions())]
         return next((error for error in found if error is not None), None)
 
@@ -366,11 +382,15 @@ class ProcessGroup(dist.ProcessGroup):
         return [each for each in (self._session, gathers) if each is not None]
 
     def stats(self) -> dict[str, Any]:
-        """Return counters since the ranks met: those of State.stats() for what was compressed, and
-        compressed, compressed_bytes, exact, exact_bytes (sums and means, as exchanges and bytes of
-        tensors), residual_bytes, dropped_residuals (their exchanges changed), without_feedback
-        (exchanges of gradients in bf16, since no memory was left for their residuals); gather:
-        where gathers are compressed, as ShardedCompression.stats() has it."""
+        """Return counters since the last configure().
+
+        Returns:
+            The dict of State.stats() for compressed exchanges, with these keys added: compressed
+            and exact, the numbers of sums and means; compressed_bytes and exact_bytes, the bytes of
+            their tensors; residual_bytes; dropped_residuals, because their exchanges changed;
+            without_feedback, exchanges of gradients in bf16 because no memory was left for their
+            residuals; and, if gathers are compressed, gather as in ShardedCompression.stats().
+        """
         session, _ = self._joined()
         names = ("compressed", "compressed_bytes", "exact", "exact_bytes")
         more = ("residual_bytes", "dropped_residuals", "without_feedback")
@@ -382,7 +402,7 @@ class ProcessGroup(dist.ProcessGroup):
         }
 
     def abort(self) -> None:
-        """Fail everything in flight, on every rank."""
+        """Fail all pending works on every rank."""
         sessions, gloo = self._leave()
         if gloo is not None:
             gloo.abort()
@@ -391,7 +411,7 @@ class ProcessGroup(dist.ProcessGroup):
             session.close()
 
     def shutdown(self) -> None:
-        """Wait for compressed exchanges in flight, and leave the group."""
+        """Wait for pending compressed exchanges, and leave the group."""
         sessions, gloo = self._leave()
         for session in sessions:
             session.close()
@@ -413,7 +433,7 @@ class ProcessGroup(dist.ProcessGroup):
         return self._joined()[0].size if self._place is None else self._place[1]
 
     def wait_for_reconfigure(self, rank: int, size: int) -> None:
-        """Nothing meets until reconfigure(); these are torch's numbers meanwhile."""
+        """Do not connect until reconfigure(); until then rank and size are these, from torch."""
         self._place = rank, size
 
     # C++ calls these.
@@ -422,8 +442,8 @@ class ProcessGroup(dist.ProcessGroup):
     def getBackendName(self) -> str:
         return "thinwire"
 
-    # torch names its groups, and finds them by name for functional collectives and DeviceMesh. In
-    # C++ the name is a backend's, which this group may have none of.
+    # torch finds groups by name for functional collectives and DeviceMesh. In C++ the name is kept
+    # in a backend, and this group may have none.
     def setGroupName(self, name: str) -> None:
         self._name = name
 
@@ -440,7 +460,7 @@ class ProcessGroup(dist.ProcessGroup):
 def _settings_of(
     codec: str | None, scope: str | None, gather: str | None, options: dict[str, Any]
 ) -> Config:
-    """All settings; the codec is two, that of exchanges with residuals and that of the others."""
+    """Return all settings. Their codec is two: for exchanges with and without residuals."""
     named = config.codec_variable() if codec in (None, "") else codec
     settings = config.resolve(codec="int4" if named is None else named, **options)
     if codec_info(settings.codec).momentum == "required":
@@ -460,7 +480,7 @@ def _settings_of(
 
 
 def own_address() -> str:
-    """The address of this host on the way to MASTER_ADDR, else loopback."""
+    """Return this host's address on the route to MASTER_ADDR, else loopback."""
     host = config.resolve().rendezvous_host or "127.0.0.1"
     family = socket.getaddrinfo(host, 1, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family[0], socket.SOCK_DGRAM) as probe:

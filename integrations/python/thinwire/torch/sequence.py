@@ -1,5 +1,5 @@
-"""GradientSequence: error feedback for what a process group exchanges in backward passes, where
-nothing has a name."""
+"""GradientSequence: error feedback for the exchanges of a process group in backward passes, which
+have no names."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from thinwire.torch import tensors
 from thinwire.torch.exchange.bucket import Bucket, Part
 from thinwire.torch.exchange.session import Session
 
-FEEDBACK, PLAIN = 0, 1  # numbers of the two codecs of a session that a sequence takes
-_BYTES = 4  # of a residual's element
-# Places of a kind in its first step. A program whose optimizer is none of torch's never says where
-# a step ends, and behind these gets the codec that needs no feedback.
+FEEDBACK, PLAIN = 0, 1  # numbers of the two codecs of a sequence's session
+_BYTES = 4  # per element of a residual
+# Places of a kind in its first step. With an optimizer that is not torch's, the end of a step is
+# never known; later exchanges then use the codec that needs no feedback.
 _FIRST_PLACES = 256
 
 
 class Kind(NamedTuple):
-    """All that an exchange says of itself."""
+    """The properties of an exchange."""
 
     collective: str  # a key of comm.COLLECTIVES
     op: str  # "sum" or "mean"
@@ -34,19 +34,19 @@ class Kind(NamedTuple):
 
 
 class GradientSequence:
-    """Gives each exchange of a backward pass the bucket that keeps its residual.
+    """Assigns to each exchange of a backward pass the bucket that keeps its residual.
 
-    An exchange is known by its kind and its place: it is the k-th of this kind since the last step
-    of an optimizer of torch's, the same on all ranks. If a step has another number of exchanges of
-    a kind than the last step that had any, the places may be those of other parameters, so all
-    residuals of the kind are dropped. A new order of parameters inside an exchange is not seen:
-    after its first step DDP has one, and those residuals reach other parameters, once. A kind that
-    is exchanged no more keeps its residuals. Thread-safe.
+    An exchange is identified by its kind and its place: it is the k-th of this kind since the last
+    step of a torch optimizer, the same on all ranks. If a step has another number of exchanges of a
+    kind than the last step that had any, the places may belong to other parameters, so all
+    residuals of the kind are dropped. A new order of parameters inside an exchange is not noticed:
+    DDP changes the order once, after its first step, and those residuals go to other parameters.
+    Residuals of a kind that is not exchanged any more are kept. Thread-safe.
 
     Args:
-        session: has two codecs, the second for exchanges that have no residual.
+        session: has two codecs, the second for exchanges without a residual.
         budget: returns the bytes that residuals may take on the GPU (True) or the host, equal on
-            all ranks; asked once. What comes when they are used up has no residual.
+            all ranks; called once. Exchanges beyond the budget have no residual.
     """
 
     def __init__(self, session: Session, budget: Callable[[bool], int]) -> None:
@@ -55,9 +55,9 @@ class GradientSequence:
         self._left: int | None = None
         self._lock = threading.Lock()
         self._buckets: dict[Kind, list[Bucket]] = {}
-        self._plain: dict[Kind, list[Bucket]] = {}  # those that are not in use
-        self._used: Counter[Kind] = Counter()  # since the last step
-        self._before: dict[Kind, int] = {}  # in the last step that had the kind
+        self._plain: dict[Kind, list[Bucket]] = {}  # plain buckets that are not in use
+        self._used: Counter[Kind] = Counter()  # exchanges since the last step
+        self._before: dict[Kind, int] = {}  # exchanges in the last step that had the kind
         # residual_bytes, dropped_residuals, without_feedback (exchanges)
         self.counts: Counter[str] = Counter()
         mine = weakref.ref(self)
@@ -71,12 +71,12 @@ class GradientSequence:
         self._end = weakref.finalize(self, handle.remove)
 
     def close(self) -> None:
-        """Optimizers' steps count no more."""
+        """Stop counting the steps of optimizers."""
         self._end()
 
     def next(self, kind: Kind) -> Bucket:
-        """The bucket of the next exchange, which has a residual unless the budget is used up or
-        the exchange is more than the last step had."""
+        """Return the bucket of the next exchange. It has a residual unless the budget is used up or
+        the last step had fewer exchanges of this kind."""
         if self._left is None:
             self._left = self._budget(kind.on_gpu)
         with self._lock:
@@ -96,20 +96,21 @@ class GradientSequence:
         return self.plain(kind)
 
     def plain(self, kind: Kind) -> Bucket:
-        """A bucket of an exchange without a residual, which ranks match by order; give_back() it
-        when that is over."""
+        """Return a bucket for an exchange without a residual, which ranks match by order. Call
+        give_back() after the exchange."""
         with self._lock:
             free = self._plain.setdefault(kind, [])
             return free.pop() if free else _bucket(kind, None, "-", PLAIN)
 
     def give_back(self, kind: Kind, bucket: Bucket) -> None:
-        """The exchange of a bucket of plain() or next() is over; others of its kind may use it."""
+        """Call when the exchange of a bucket of plain() or next() is over, so that another exchange
+        of its kind may use it."""
         if bucket.name is None:
             with self._lock:
                 self._plain[kind].append(bucket)
 
     def end_step(self) -> None:
-        """An optimizer has stepped. Nothing happens unless there were exchanges before it."""
+        """Call after an optimizer's step. No-op if there were no exchanges since the last one."""
         with self._lock:
             used, self._used = self._used, Counter()
             if not used:

@@ -1,4 +1,4 @@
-"""The tensors that can be reduced, and the errors for the others."""
+"""Checks of tensors, parameters and models: which can be reduced, and the errors for the others."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "
 
 
 def zeros(*size: int) -> torch.Tensor:
-    """Zeros in float32 on the host. Memory that the library reads or writes must not depend on
-    torch.set_default_dtype() and torch.set_default_device()."""
+    """Return zeros in float32 on the host. Memory that the library reads or writes must not depend
+    on torch.set_default_dtype() and torch.set_default_device()."""
     return torch.zeros(size, dtype=torch.float32, device="cpu")
 
 
 def empty(numel: int) -> torch.Tensor:
-    """As zeros(), of any content."""
+    """Return an uninitialized float32 tensor on the host, for the reason given in zeros()."""
     return torch.empty(numel, dtype=torch.float32, device="cpu")
 
 
 def check(tensor: torch.Tensor, rank: int, name: Callable[[], str]) -> str:
-    """The dtype's name. InvalidArgumentError unless it is plain, dense, floating, and on the host
-    or on a GPU."""
+    """Return the dtype's name. InvalidArgumentError unless the tensor is a plain, dense tensor of
+    float32, bfloat16 or float16 on the host or a GPU."""
 
     def refuse(got: object, expected: str, mend: str) -> InvalidArgumentError:
         return _refusal(rank, name(), got, expected, mend)
@@ -39,7 +39,7 @@ def check(tensor: torch.Tensor, rank: int, name: Callable[[], str]) -> str:
     if not isinstance(tensor, torch.Tensor):
         raise _no_tensor(rank, name(), tensor)
     check_made(tensor, rank, name)
-    if hasattr(tensor, "__tensor_flatten__"):  # DTensor, torchao's: their memory is others'
+    if hasattr(tensor, "__tensor_flatten__"):  # DTensor, torchao's: other tensors own the memory
         raise refuse(
             f"a {type(tensor).__name__}, which is made of other tensors", "a plain tensor",
             "pass its to_local(); sites need whole parameters, as under DistributedDataParallel",
@@ -55,7 +55,7 @@ def check(tensor: torch.Tensor, rank: int, name: Callable[[], str]) -> str:
 
 
 def check_made(tensor: torch.Tensor, rank: int, name: Callable[[], str]) -> None:
-    """InvalidArgumentError if it belongs to a lazy module that has seen no input yet."""
+    """InvalidArgumentError if the tensor belongs to a lazy module that has seen no input yet."""
     if isinstance(tensor, _UNMADE):
         got = "a tensor of a lazy module, which has no shape yet"
         fix = "run one forward pass, of inputs that have the same shape on every rank, before"
@@ -63,7 +63,8 @@ def check_made(tensor: torch.Tensor, rank: int, name: Callable[[], str]) -> None
 
 
 def check_replica(model: torch.nn.Module, rank: int) -> None:
-    """InvalidArgumentError unless rank 0 can give its parameters and buffers to all others."""
+    """InvalidArgumentError unless the model's parameters and buffers can be copied between
+    ranks."""
     for name, tensor in itertools.chain(model.named_parameters(), model.named_buffers()):
         check_made(tensor, rank, lambda name=name: name)
         if tensor.layout != torch.strided or tensor.is_meta:
@@ -87,12 +88,12 @@ def _mend_of(tensor: torch.Tensor) -> str:
 
 
 def shape_of(tensors: Iterable[torch.Tensor]) -> str:
-    """Their shapes as text, which strict=True compares: "10x100", or "10x100,5" for several."""
+    """Return the shapes as text, which strict=True compares: "10x100", or "10x100,5" for two."""
     return ",".join("x".join(map(str, tensor.shape)) or "scalar" for tensor in tensors)
 
 
 def check_writable(tensor: torch.Tensor, rank: int, name: str) -> None:
-    """InvalidArgumentError if elements share memory, so that results can't be written to them."""
+    """InvalidArgumentError if elements share memory, so that results cannot be written to them."""
     dimensions = zip(tensor.stride(), tensor.shape, strict=True)
     if any(stride == 0 and size > 1 for stride, size in dimensions):
         got = f"a tensor that was expanded, with strides {tensor.stride()}"
@@ -100,26 +101,26 @@ def check_writable(tensor: torch.Tensor, rank: int, name: str) -> None:
 
 
 def check_reducible(tensor: torch.Tensor, rank: int, name: str | None) -> str:
-    """The dtype's name. InvalidArgumentError unless all_reduce can take it, in place."""
+    """Return the dtype's name. InvalidArgumentError unless all_reduce can reduce it in place."""
     dtype = check(tensor, rank, lambda: name or "all_reduce")
     check_writable(tensor, rank, name or "all_reduce")
     return dtype
 
 
 def is_name(name: object) -> bool:
-    """Return whether it is text that C can hold."""
+    """Return whether it is text that a C string can hold."""
     return isinstance(name, str) and "\0" not in name
 
 
 def check_name(name: object) -> None:
-    """InvalidArgumentError unless it is None or text that C can hold."""
+    """InvalidArgumentError unless it is None or text that a C string can hold."""
     if name is not None and not is_name(name):
         raise InvalidArgumentError(f"name is {name!r}, expected text without NUL, or None")
 
 
 def check_named(named: object, rank: int) -> None:
-    """InvalidArgumentError unless it is a dict of tensors by name, none of them of a lazy module;
-    dtypes are not looked at."""
+    """InvalidArgumentError unless it is a dict of tensors by name, without those of lazy modules.
+    Dtypes are not checked."""
     if not isinstance(named, Mapping):
         raise InvalidArgumentError(
             f"rank {rank}: got a {type(named).__name__}, expected a dict of tensors by name, such "
@@ -136,8 +137,8 @@ def check_named(named: object, rank: int) -> None:
 
 
 def check_parameters(names: Mapping[torch.Tensor, str], rank: int) -> None:
-    """InvalidArgumentError unless `names` is a dict of parameters and their names, and check() of
-    all that are trained."""
+    """InvalidArgumentError unless `names` is a dict of parameters and their names, and all trained
+    parameters pass check()."""
     if not isinstance(names, Mapping):
         raise InvalidArgumentError(
             f"rank {rank}: names is a {type(names).__name__}, expected a dict {{parameter: name}}; "
@@ -155,8 +156,8 @@ def check_parameters(names: Mapping[torch.Tensor, str], rank: int) -> None:
 
 
 def check_modules(model: torch.nn.Module, rank: int) -> None:
-    """InvalidArgumentError if a module will make sparse gradients, which its dense parameters do
-    not show."""
+    """InvalidArgumentError if a module makes sparse gradients, which its dense parameters do not
+    show."""
     for prefix, module in model.named_modules():
         embeds = isinstance(module, (torch.nn.Embedding, torch.nn.EmbeddingBag))
         if embeds and module.sparse and module.weight.requires_grad:
@@ -166,7 +167,7 @@ def check_modules(model: torch.nn.Module, rank: int) -> None:
 
 
 def structure_of(model: torch.nn.Module) -> dict[str, set[str]]:
-    """Names of parameters by the words of rules.STRUCTURES."""
+    """Return the names of parameters by the words of rules.STRUCTURES."""
     named = {plain_name(name): p for name, p in model.named_parameters()}
     embeddings = (torch.nn.Embedding, torch.nn.EmbeddingBag)
     weights = {id(m.weight) for m in model.modules() if isinstance(m, embeddings)}

@@ -1,4 +1,5 @@
-"""tune: the codec, chunk size and lanes that make this model's steps shortest on this link."""
+"""tune: searches for the codec, chunk size and lanes with the shortest step for this model and
+link."""
 
 from __future__ import annotations
 
@@ -37,8 +38,8 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True)
 class Space:
-    """The values that may be chosen. The first trial takes the first codec, and the middle one of
-    the chunk sizes and of the lanes."""
+    """The values to choose from. The first trial uses the first codec, and the middle values of the
+    chunk sizes and of the lanes."""
 
     codecs: tuple[str, ...] = ("int4", "int8", "bf16", "fp32")
     chunk_bytes: tuple[int, ...] = tuple(_MIB >> 2 << i for i in range(7))  # 256 KiB to 16 MiB
@@ -61,14 +62,14 @@ EVERYTHING = Space()
 
 @dataclass(frozen=True)
 class Tuned:
-    """The result of tune(), equal on all ranks. `options` holds arguments of compress()."""
+    """The result of tune(), equal on all ranks. `options` are arguments for compress()."""
 
     codec: str
     chunk_bytes: int
     lanes: int
     step_s: float
     trials: int  # 0: the result is from a file
-    errors: dict[str, float]  # of the codecs that were measured, in units of `max_error`
+    errors: dict[str, float]  # by codec: squared error over squared norm, as `max_error`
 
     @property
     def options(self) -> dict[str, Any]:
@@ -89,16 +90,28 @@ def tune(
     save: str | Path | None = None,
     process_group: dist.ProcessGroup | None = None,
 ) -> Tuned:
-    """Tries settings of the space, by Bayesian optimisation, and takes the one with the shortest
-    step. All ranks call it; model, optimizer and run are as advise() takes them, and afterwards as
-    they were.
+    """Search the space for the setting with the shortest step, by Bayesian optimisation. All ranks
+    call it.
 
-    max_error: the accuracy guard: codecs that lose more of a gradient of this model than this, as
-      squared error over squared norm, are not tried. (int8 loses about 1e-4, int4 0.03.)
-    log: a CSV file of the trials. save: a JSON file; if it has the result for this model, world,
-      policy, space and guard, nothing is measured.
+    Args:
+        model: not wrapped. It is restored afterwards.
+        optimizer: the model's. It is restored afterwards.
+        run: makes one forward and backward pass, including its batch.
+        policy: the order of chunks, as compress() takes it.
+        space: the settings to choose from.
+        max_error: the accuracy guard: codecs that lose more of a gradient of this model, as squared
+            error over squared norm, are not tried. int8 loses about 1e-4, int4 0.03.
+        trials: the largest number of settings to try.
+        steps: the steps of a trial.
+        log: a CSV file for the trials.
+        save: a JSON file for the result. If it has the result for this model, world, policy, space
+            and guard, nothing is measured.
+        process_group: torch's group; None: the default group.
 
-    UnavailableError without optuna; InvalidArgumentError if the guard leaves no codec."""
+    Raises:
+        UnavailableError: optuna is not installed.
+        InvalidArgumentError: the guard leaves no codec.
+    """
     group = resolve(process_group, "tune")
     signature = _signature(model, dist.get_world_size(group), policy, space, max_error)
     leads = dist.get_rank(group) == 0
@@ -143,7 +156,8 @@ def _errors(
     codecs: Sequence[str],
     group: dist.ProcessGroup,
 ) -> dict[str, float]:
-    """Squared error over squared norm of one gradient, by codec; the worst of all ranks."""
+    """Return the squared error over the squared norm of one gradient, by codec; the largest of all
+    ranks."""
     model.zero_grad()
     run()
     lost = torch.zeros(len(codecs), dtype=torch.float64)
@@ -161,15 +175,15 @@ def _errors(
 
 
 class _Measure:
-    """Times a point on all ranks; rank 0 chooses it."""
+    """Times points on all ranks; rank 0 chooses them."""
 
     def __init__(self, model, optimizer, run, policy: str, steps: int, group) -> None:
         self._model, self._optimizer, self._run = model, optimizer, run
         self._policy, self._steps, self._group = policy, steps, group
 
     def lead(self, space: Space, trials: int, log: str | Path | None) -> Any:
-        """(the best trial, the number of trials), on every rank. A failure of rank 0 alone, such as
-        a missing optuna, is raised on all ranks."""
+        """Return (the best trial, the number of trials) on every rank. A failure of rank 0 only,
+        such as a missing optuna, is raised on all ranks."""
         space.check()
         if dist.get_rank(self._group) == 0:
             failure: Exception | None = None
@@ -195,7 +209,7 @@ class _Measure:
         return self._time(point)
 
     def _time(self, point: Point) -> float:
-        """Seconds of a step, of the slowest rank."""
+        """Return the seconds of a step on the slowest rank."""
         settings = point._asdict()
         subject = OptimizedCompression(
             self._model, settings.pop("codec"), self._optimizer,
@@ -229,9 +243,9 @@ def search(
     seed: int = 0,
     log: Path | None = None,
 ) -> list[Trial]:
-    """At most `trials` points of the space, each with the seconds that `measure` returned for it,
-    in the order of the trials; no point comes twice. log: a CSV file, a line for each trial.
-    UnavailableError without optuna."""
+    """Try at most `trials` different points of the space. Return them in this order, each with the
+    seconds that `measure` returned. log: a CSV file with a line per trial. UnavailableError without
+    optuna."""
     space.check()
     try:
         import optuna
@@ -253,7 +267,7 @@ def search(
     done: list[Trial] = []
     while len(done) < min(trials, len(space)):
         trial = study.ask()
-        # Positions in the lists are suggested, since chunk sizes and lanes act by their ratios.
+        # optuna suggests positions in the lists, because ratios of chunk sizes and lanes matter.
         point = Point(
             trial.suggest_categorical("codec", space.codecs),
             space.chunk_bytes[trial.suggest_int("chunk", 0, len(space.chunk_bytes) - 1)],
@@ -265,7 +279,7 @@ def search(
             if log is not None:
                 _write_log(log, done)
         study.tell(trial, seen[point])
-        if len(study.trials) >= 4 * trials:  # the model is sure; it proposes what it knows
+        if len(study.trials) >= 4 * trials:  # the sampler only repeats points that it knows
             break
     return done
 
@@ -275,7 +289,7 @@ def best_of(done: list[Trial]) -> Trial:
 
 
 def _write_log(file: Path, done: list[Trial]) -> None:
-    """Writes the whole file at every trial, so that a run that is stopped leaves its trials."""
+    """Write the whole file after every trial, so that an interrupted run leaves its trials."""
     with file.open("w", newline="") as out:
         writer = csv.writer(out)
         writer.writerow(["trial", "codec", "chunk_bytes", "lanes", "step_ms", "best_ms"])

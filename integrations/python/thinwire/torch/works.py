@@ -1,4 +1,4 @@
-"""The works of a process group: what its collectives return, and the errors that these raise."""
+"""The Works that a process group's collectives return, and the errors that they raise."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ import torch.distributed as dist
 from thinwire import errors
 from thinwire.torch import collectives, private
 
-_MOST_DONE = 256  # works kept that are done and were neither waited for nor asked for a future
+_MOST_DONE = 256  # kept works that are done and had neither wait() nor get_future() called
 
 
 class Kept:
-    """Works that C++ may still hold. It holds only the C++ half of a Python Work, and calls its
-    wait() and then its get_future() after the caller has dropped the Python half, as DDP.join does;
-    so a group keeps every work until it was waited for, or its future is done, and then until the
-    next one is."""
+    """Keeps works alive that C++ may still use. C++ holds only the C++ half of a Python Work, and
+    may call its wait() and then get_future() after the caller has dropped the Python half, as
+    DDP.join does. So a group keeps every work until it was waited for or its future is done, and
+    then until that holds for the next one."""
 
     def __init__(self) -> None:
         self._works: dict[_Work, None] = {}
@@ -53,12 +53,12 @@ class _Work(dist.Work):
         self.wait()
 
     def result(self) -> list[torch.Tensor]:
-        """Wait, and return the tensors with the results."""
+        """Wait; return the tensors with the results."""
         self.wait()
         return self.get_future().value()
 
     def is_success(self) -> bool:
-        """True if the collective is done and has not failed."""
+        """Return whether the collective is done and has not failed."""
         future = self.get_future()
         if not future.done():
             return False
@@ -84,8 +84,8 @@ class CompressedWork(_Work):
         super().__init__(kept)
 
     def wait(self, timeout: datetime.timedelta | None = None) -> bool:
-        """Block until the results are there and the future is done; raise the typed error of a
-        failure. `timeout` is ignored: the group's own counts."""
+        """Block until the results are ready and the future is done; raise the typed error of a
+        failure. `timeout` is ignored; the group's timeout applies."""
         try:
             for work in self._works:
                 work.wait()
@@ -100,7 +100,7 @@ class CompressedWork(_Work):
         return self._future.done()
 
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
-        """Its error is torch's RuntimeError with the typed one's text."""
+        """Return a future of the results. It raises a RuntimeError with the typed error's text."""
         self._future.add_done_callback(lambda _: self._release())
         return self._future
 
@@ -114,7 +114,7 @@ def _results(
 
 
 class GlooWork(_Work):
-    """A collective of Gloo's in flight, which raises typed errors."""
+    """A Gloo collective in flight, which raises typed errors."""
 
     def __init__(
         self,
@@ -122,7 +122,7 @@ class GlooWork(_Work):
         typed: Callable[[Exception], errors.Error],
         kept: Kept,
     ) -> None:
-        """typed: makes the typed error of Gloo's."""
+        """typed: converts Gloo's error into a typed one."""
         self._work, self._typed = work, typed
         super().__init__(kept)
 
@@ -144,7 +144,7 @@ class GlooWork(_Work):
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
         try:
             future = self._work.get_future()
-        except RuntimeError:  # Gloo's sends and receives have none
+        except RuntimeError:  # Gloo's sends and receives have no future
             future = torch.futures.Future()
             threading.Thread(target=self._complete, args=(future,), daemon=True).start()
         future.add_done_callback(lambda _: self._release())
@@ -161,7 +161,7 @@ class GlooWork(_Work):
 
 
 class GatherWork(_Work):
-    """A compressed gather of parameters in flight, which ends in wait()."""
+    """A compressed gather of parameters in flight. wait() completes it."""
 
     def __init__(self, finish: Callable[[], None], kept: Kept) -> None:
         self._finish: Callable[[], None] | None = finish
@@ -169,7 +169,7 @@ class GatherWork(_Work):
         super().__init__(kept)
 
     def wait(self, *_: Any) -> bool:
-        """Return when the parameters are there; raise the typed error of a failure."""
+        """Block until the parameters are ready; raise the typed error of a failure."""
         finish, self._finish = self._finish, None
         self._release()
         if finish is not None:
@@ -188,13 +188,13 @@ class GatherWork(_Work):
         return self.is_completed() and self._error is None
 
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
-        """It waits."""
+        """Wait; return a completed future."""
         self.wait()
         return DoneWork(self._kept).get_future()
 
 
 class DoneWork(_Work):
-    """An exchange that was done before it was asked for."""
+    """A Work that is complete from the start."""
 
     def wait(self, *_: Any) -> bool:
         self._release()
@@ -213,7 +213,7 @@ class DoneWork(_Work):
 
 
 def typed_error(rank: int, collective: str, error: Exception) -> errors.Error:
-    """The typed error of a collective of Gloo's, whose own error has a text only."""
+    """Return the typed error for an error of a Gloo collective, which has only a text."""
     text = f"rank {rank}, {collective}: {error}"
     if "imed out" in str(error):
         return errors.TimeoutError(f"{text}; look what the other ranks do instead")
@@ -223,7 +223,7 @@ def typed_error(rank: int, collective: str, error: Exception) -> errors.Error:
 
 
 def as_torchs(error: errors.Error) -> errors.Error:
-    """The error for a raise, which is torch's DistBackendError or DistNetworkError as well."""
+    """Return the error as an instance of torch's DistBackendError or DistNetworkError, too."""
     return _class_of_both(type(error))(*error.args)
 
 

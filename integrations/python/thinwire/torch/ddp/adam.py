@@ -1,8 +1,8 @@
-"""1-bit Adam: Adam whose momentum is exchanged compressed, once its variance is frozen.
+"""1-bit Adam: Adam whose momentum is exchanged compressed after its variance is frozen.
 
 Tang et al., "1-bit Adam: Communication Efficient Large-Scale Training with Adam's Convergence
-Speed", arXiv 2102.02888, section 4, algorithm 1. The optimizer stays torch's own: its step() is its
-own during the warm-up, and the paper's afterwards."""
+Speed", arXiv 2102.02888, section 4, algorithm 1. The optimizer is torch's: step() is torch's during
+the warm-up, and the paper's afterwards."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ class OneBitAdam:
             _check_group(optimizer, number, group)
 
     def install(self, frozen: Callable[[], bool]) -> None:
-        """Replaces the optimizer's step(). frozen: whether the last backward pass gave momentum in
-        place of gradients."""
+        """Replace the optimizer's step(). frozen: returns whether the last backward pass gave
+        momentum in place of gradients."""
         own_step = self.optimizer.step
         later = Optimizer.profile_hook_step(self._step_frozen)
 
@@ -55,7 +55,8 @@ class OneBitAdam:
         private.replace_step(self.optimizer, step)
 
     def momentum_of(self, parameter: torch.Tensor) -> torch.Tensor | None:
-        """As the exchange keeps it: sums of gradients, exp_avg / (1 - betas[0])."""
+        """Return the momentum in the exchange's units, sums of gradients:
+        exp_avg / (1 - betas[0])."""
         average = self.optimizer.state.get(parameter, {}).get("exp_avg")
         return None if average is None else average / (1 - self.beta)
 

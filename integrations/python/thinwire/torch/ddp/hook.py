@@ -1,6 +1,6 @@
 """The hook for torch.nn.parallel.DistributedDataParallel.
 
-DDP checks the annotations of a hook, so they are not postponed in this file."""
+DDP checks the annotations of a hook, so this file does not import `annotations` from __future__."""
 
 import torch
 import torch.distributed as dist
@@ -11,16 +11,16 @@ from thinwire.torch.exchange.waiter import failed_future
 
 
 def hook(state: State, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """Reduce a bucket of DDP's to the mean over all ranks: ddp.register_comm_hook(state, hook).
+    """Reduce a DDP bucket to its mean over all ranks. Use: ddp.register_comm_hook(state, hook).
 
     Args:
-        state: a State. On a GPU the hook does not wait for the result, and the future orders
-            streams.
-        bucket: its buffer is flat, float32, bfloat16 or float16, on the CPU or a GPU. The result
-            has its shape, dtype and memory, and is bit-identical on all ranks.
+        state: a State.
+        bucket: its buffer is flat, float32, bfloat16 or float16, on the CPU or a GPU. The mean is
+            written into it, bit-identical on all ranks.
 
     Returns:
-        A future of the buffer. Errors come out of backward(), typed.
+        A future of the buffer. On a GPU the hook does not wait for the mean; the future orders
+        streams. A failure makes backward() raise the typed error.
     """
     if not isinstance(state, (State, CopiedState)):
         return failed_future(

@@ -1,6 +1,6 @@
-"""Where a step of DDP begins and ends, and which parameters lie where in its flat buckets.
+"""The steps of a DDP model, and the places of parameters in its flat buckets.
 
-Residuals follow parameters, since DDP rebuilds its buckets after the first iteration."""
+Residuals belong to parameters, because DDP rebuilds its buckets after the first iteration."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from thinwire.torch.exchange.gradient_exchange import GradientExchange
 
 
 class StepBuckets:
-    """Counts the buckets of a step itself. In the first step of static_graph=True DDP hands all
-    buckets over at once, each with the index 0 and none of them as the last one."""
+    """Counts the buckets of a step. DDP's own numbers do not suffice: in the first step with
+    static_graph=True every bucket has the index 0 and none is marked as the last one."""
 
     def __init__(self, parameters: Iterable[torch.Tensor]) -> None:
         """parameters: all of the model, or none if they are not known."""
@@ -27,12 +27,12 @@ class StepBuckets:
 
     @property
     def number(self) -> int:
-        """The present bucket's, from 0; the same on all ranks."""
+        """The present bucket's number, from 0; the same on all ranks."""
         return self._count - 1
 
     def begin(self, bucket: dist.GradBucket) -> bool:
-        """Makes this bucket the present one. Returns whether it shows that the step before is over,
-        which ends() could not tell: a parameter comes once a step."""
+        """Make this bucket the present one. Return whether it has a parameter that this step has
+        seen before, so that a new step has begun, which ends() could not tell."""
         ids = set(map(id, bucket.parameters()))
         missed = not ids.isdisjoint(self._seen)
         if missed:
@@ -42,8 +42,8 @@ class StepBuckets:
         return missed
 
     def ends(self, bucket: dist.GradBucket) -> bool:
-        """True for the last bucket of a step. Where DDP does not say it, the
-        parameters tell, if they are known; else the next step's first bucket does."""
+        """Return whether this is the last bucket of a step: DDP says so, or all parameters have
+        been seen. If the parameters are unknown, begin() of the next step may tell instead."""
         uncounted = bucket.index() != self.number
         last = bucket.is_last() or (uncounted and bool(self._all) and self._seen >= self._all)
         if last:
@@ -51,7 +51,7 @@ class StepBuckets:
         return last
 
     def abandon(self) -> None:
-        """The step under way failed; the next bucket begins another."""
+        """Call when the present step has failed; the next bucket begins a new step."""
         self._clear()
 
     def _clear(self) -> None:
@@ -60,21 +60,21 @@ class StepBuckets:
 
 
 def in_bucket(parameter: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor of the parameter's shape, with its elements in the order that they have in DDP's
-    bucket: that of the parameter's memory, so channels last where the parameter is."""
+    """Return a tensor of the parameter's shape with its elements in the order of DDP's bucket:
+    that of the parameter's memory, for example channels last."""
     return tensor.permute(_order(parameter))
 
 
 def in_shape(parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
-    """A view of what lies in DDP's bucket, in the parameter's shape."""
+    """Return a view of a gradient in DDP's bucket, in the parameter's shape."""
     order = _order(parameter)
     places = sorted(range(len(order)), key=order.__getitem__)
     return gradient.view([parameter.shape[d] for d in order]).permute(places)
 
 
 def _order(parameter: torch.Tensor) -> list[int]:
-    """The dimensions as they lie in memory, from the outermost one. Memory with gaps, or that is
-    used twice, DDP lays out anew."""
+    """Return the dimensions in memory order, from the outermost one. DDP makes a contiguous layout
+    of memory that has gaps or overlaps."""
     as_they_are = list(range(parameter.dim()))
     if parameter.is_contiguous():
         return as_they_are
@@ -84,13 +84,13 @@ def _order(parameter: torch.Tensor) -> list[int]:
 
 
 class Layout:
-    """Names parameters: by the given names, else p0, p1, ... as they first appear, which is the
-    same order on all ranks because DDP starts its buckets in order."""
+    """Names parameters: by the given names, else p0, p1, ... in the order in which they first
+    appear. That order is the same on all ranks, because DDP starts its buckets in order."""
 
     def __init__(self, names: Mapping[torch.Tensor, str] | None) -> None:
         self._names: dict[torch.Tensor, str] = {}
-        self._reordered: dict[str, torch.Tensor] = {}  # those that lie in another order
-        self._in_index_order: set[str] = set()  # loaded before their parameters were known
+        self._reordered: dict[str, torch.Tensor] = {}  # parameters not in index order in buckets
+        self._in_index_order: set[str] = set()  # residuals loaded before their parameter was known
         for parameter, name in (names or {}).items():
             self._add(parameter, name)
         self.step = StepBuckets(self._names)
@@ -108,13 +108,13 @@ class Layout:
         return self._names[parameter]
 
     def parameters(self) -> list[torch.Tensor]:
-        """Those that have a name so far."""
+        """Return the parameters that have a name so far."""
         return list(self._names)
 
     def for_checkpoint(self, name: str, flat: torch.Tensor) -> torch.Tensor:
-        """Puts a parameter's elements, which lie as in DDP's bucket, into the order of their
-        indices, so that a checkpoint does not depend on memory formats. Those of an unknown
-        parameter stay."""
+        """Reorder a parameter's elements from the order of DDP's bucket to that of their indices,
+        so that a checkpoint does not depend on memory formats. Elements of an unknown parameter are
+        returned unchanged."""
         parameter = self._reordered.get(name)
         return flat if parameter is None else in_shape(parameter, flat).flatten()
 
@@ -126,12 +126,12 @@ class Layout:
         )
 
     def loaded(self, names: Iterable[str]) -> None:
-        """Notes that a checkpoint has these parameters. What it has of an unknown one stays in the
-        order of indices until newly_known() returns the name."""
+        """Note that a checkpoint has these parameters. The residuals of an unknown one stay in
+        index order until newly_known() returns its name."""
         self._in_index_order = set(names) - set(self._names.values())
 
     def newly_known(self) -> list[str]:
-        """The parameters for which from_checkpoint() is to be called now, once for each."""
+        """Return the parameters for which the caller must call from_checkpoint() now, once each."""
         if not self._in_index_order:
             return []
         found = sorted(self._in_index_order & self._reordered.keys())
@@ -139,7 +139,7 @@ class Layout:
         return found
 
     def describe(self, bucket: dist.GradBucket) -> str:
-        """The bucket with its first and last parameter, for messages."""
+        """Describe the bucket by its first and last parameter, for messages."""
         names = [self.name_of(parameter) for parameter in bucket.parameters()]
         inner = names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}" if names else "empty"
         return f"{self._label} ({inner})"
@@ -149,7 +149,7 @@ class Layout:
         return f"bucket{self.step.number}"
 
     def bucket(self, exchange: GradientExchange, bucket: dist.GradBucket) -> Bucket:
-        """The exchange's bucket for DDP's, remembered until its parameters change."""
+        """Return the exchange's bucket for DDP's. It is kept until its parameters change."""
         parameters, number = bucket.parameters(), self.step.number
         key = [bucket.buffer().dtype, *map(id, parameters)]
         known = self._known.get(number)
@@ -165,7 +165,7 @@ class Layout:
         return made
 
     def end_step(self) -> bool:
-        """True if the step's buckets were those of the step before. DDP makes others once, after
+        """Return whether the step had the buckets of the step before. DDP rebuilds them once, after
         the first step."""
         changed, self._changed = self._changed, False
         return not changed
@@ -176,7 +176,7 @@ class Layout:
         buffer, at, parts = bucket.buffer(), 0, []
         for parameter, gradient in zip(parameters, bucket.gradients(), strict=True):
             name, numel = self.name_of(parameter), parameter.numel()
-            if parameter.is_complex():  # DDP lays its gradient out as pairs of real elements
+            if parameter.is_complex():  # its gradient is pairs of real elements in DDP's bucket
                 tensors.check(parameter, rank, lambda name=name: name)
             offset = (gradient.data_ptr() - buffer.data_ptr()) // buffer.element_size()
             if gradient.numel() != numel or (numel > 0 and offset != at):

@@ -39,31 +39,31 @@ _LOOK_STEPS = 16  # between two looks for parameters that were added or replaced
 class State(GradientExchange):
     """Compresses the gradients of one DDP model: the state of torch's communication hook.
 
-    compress(ddp, ...) makes one and registers the hook. With
+    compress(ddp, ...) creates one and registers the hook. With
     ddp.register_comm_hook(State(codec="int4"), hook) residuals are named "p0", "p1", ..., unless
-    `names` is given, and rules by name need it.
+    `names` is given; rules by name require `names`.
 
-    A state can be made before torch.distributed.init_process_group. All ranks use the same values.
-    Ranks join the group and connect at the first backward pass; the states of a group are told
-    apart by the order of that. A copied or unpickled state has no connections. After an error the
-    state stays failed, and every later use raises the first reason, until recover().
+    A state can be created before torch.distributed.init_process_group. All ranks pass the same
+    values. Ranks connect at the first backward pass; several states of a group are matched by the
+    order of their first backward passes. A copied or unpickled state has no connections. After an
+    error the state stays failed, and every later use raises the first reason, until recover().
 
     Args:
         codec: as compress() takes it.
         process_group: torch's group of the model; None: the default group.
         names: parameters and their names, for rules, residuals and checkpoints.
-        structure: names of parameters by the words "1d" and "embedding", for rules by structure.
+        structure: the parameter names that the words "1d" and "embedding" stand for in rules.
         clip_value: clips each rank's gradients to [-clip_value, clip_value] before the exchange.
-        clip_norm: scales each parameter's gradient of each rank to a norm of at most
+        clip_norm: scales each parameter's gradient on each rank to a norm of at most
             clip_norm / sqrt(ranks) (DGC's local clipping, arXiv 1712.01887, section 3.2).
-        warm_up_steps: gradients go by warm_up_codec for so many steps before the codec takes over.
+        warm_up_steps: the number of first steps that use warm_up_codec in place of `codec`.
         warm_up_codec: None means fp32.
         options: the settings in `thinwire.torch.Options`; None means the THINWIRE_* variable, else
             the default. With momentum=... call take_momentum(optimizer) before the first backward
             pass.
 
     Raises:
-        InvalidArgumentError: a codec, rule or value cannot be.
+        InvalidArgumentError: a codec, rule or value is not valid.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class State(GradientExchange):
             tensors.check_parameters(names, rank_or_0(process_group))
             names = {p: private.plain_name(name) for p, name in names.items()}
         sizes = None if names is None else {name: p.numel() for p, name in names.items()}
-        settings: Any = options  # names are checked, and None stands for the default
+        settings: Any = options  # resolve() checks the names; None means the default
         super().__init__(
             codec,
             process_group,
@@ -106,7 +106,7 @@ class State(GradientExchange):
         self._bypassed: dict[str, int] = {}
         self._ddp: Callable[[], Any] = lambda: None  # the model, for join()
         self._module: Callable[[], torch.nn.Module | None] = lambda: None
-        self._reduced: set[torch.Tensor] = set()  # of the module, with those that DDP ignores
+        self._reduced: set[torch.Tensor] = set()  # parameters, including those that DDP ignores
         self._frozen: list[torch.Tensor] = []
         self._has_forward, self._factor = False, 1.0
         self._group: dist.ProcessGroup | None = None  # of the model, from its first bucket on
@@ -115,16 +115,16 @@ class State(GradientExchange):
 
     @property
     def warmed_up(self) -> bool:
-        """True if the last backward pass went by the codec, and not by that of a warm-up."""
+        """True if the last backward pass used `codec`, and not warm_up_codec."""
         return not self._warms_up(self.steps)
 
     def _warms_up(self, steps: int) -> bool:
-        """Until the next step begins, since the optimizer's last step of the warm-up makes the
-        momentum with which 1-bit Adam's exchange goes on."""
+        """Return whether the exchange uses warm_up_codec after so many steps. The change comes when
+        the next step begins: 1-bit Adam needs the momentum after the warm-up's last step."""
         return self._warm_up is not None and steps <= self._warm_up.steps
 
     def _momentum_of_warm_up(self) -> float:
-        """1-bit Adam keeps its momentum itself."""
+        """Return 0 with 1-bit Adam, which keeps its momentum itself during the warm-up."""
         return super()._momentum_of_warm_up() if self._adam is None else 0.0
 
     def _end_warm_up(self) -> None:
@@ -146,17 +146,17 @@ class State(GradientExchange):
         """Move momentum and weight decay out of the optimizer into this state.
 
         From then on parameters' .grad after backward() is the momentum (or the Nesterov step), and
-        the optimizer applies it with its learning rate, so schedulers keep their meaning. Weight
-        decay is added to the gradients before the exchange; it is group["thinwire_weight_decay"]
-        then. Changing gradients between backward() and step() is an InvalidArgumentError out of
-        step(), as is momentum or weight decay that comes back; clip by State(clip_value=...).
+        the optimizer applies it with its learning rate, so schedulers work as before. Weight decay
+        is added to the gradients before the exchange; it is in group["thinwire_weight_decay"].
+        step() raises InvalidArgumentError if gradients were changed after backward(), or if
+        momentum or weight decay was set again; clip with State(clip_value=...).
 
         Args:
-            optimizer: torch.optim.SGD with momentum 0 or the state's; buffers that it has already
-                move along. Or torch.optim.Adam or AdamW with betas[0] as the state's momentum:
-                1-bit Adam (arXiv 2102.02888), of a state with warm_up_steps, after which its
-                variance is frozen. The paper takes 15 to 20 % of a run.
-            name_of: a parameter's name; None: as this state names it.
+            optimizer: torch.optim.SGD whose momentum is 0 or the state's; existing momentum buffers
+                move into the state. Or torch.optim.Adam or AdamW with betas[0] equal to the state's
+                momentum: 1-bit Adam (arXiv 2102.02888), which requires warm_up_steps; the variance
+                is frozen after them. In the paper the warm-up takes 15 to 20 % of a run.
+            name_of: returns a parameter's name; None: the name that this state uses.
         """
         check_kind("optimizer", optimizer, Optimizer, "one of torch.optim")
         if self.momentum.paired:
@@ -190,13 +190,13 @@ class State(GradientExchange):
         self.momentum.pair(adam.optimizer)
         self._adam = adam
         adam.install(lambda: self.warmed_up)
-        self._take_phase(warming_up=self._warms_up(self.steps))  # whose momentum is Adam's now
+        self._take_phase(warming_up=self._warms_up(self.steps))  # its momentum is Adam's now
 
     # Buckets of DDP.
 
     def reduce_bucket(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-        """The mean of the bucket over all ranks, in place. Failures come out of the future, and so
-        out of backward(): an exception from here would leave DDP's reducer in mid-step."""
+        """Reduce the bucket to its mean over all ranks, in place. A failure is raised by the future
+        and so by backward(); an exception from here would leave DDP's reducer in mid-step."""
         try:
             check_kind("bucket", bucket, dist.GradBucket, "the bucket that DDP hands its hook")
             return self._reduce(bucket)
@@ -227,9 +227,9 @@ class State(GradientExchange):
         self.end_step(repeats=self._layout.end_step())
 
     def _prepare(self, bucket: dist.GradBucket) -> Callable[[], None] | None:
-        """Clips this rank's gradients in place and, if the exchange owns the momentum, adds weight
-        decay, as the optimizer would have done. Returns a function to call when the bucket holds
-        the result, if there is one."""
+        """Clip this rank's gradients in place and, if the exchange owns the momentum, add weight
+        decay, as the optimizer would. Return a function to call when the bucket holds the result,
+        or None."""
         if self._clip_value is not None:
             bucket.buffer().clamp_(-self._clip_value, self._clip_value)
         if self._clip_norm is not None:
@@ -259,7 +259,8 @@ class State(GradientExchange):
         return finish
 
     def _join_factor(self, device: torch.device) -> float:
-        """The factor from the mean over all ranks to that over those left; once a step."""
+        """Return the factor from the mean over all ranks to the mean over those that have not
+        joined; once per step."""
         ddp = self._ddp()
         active, self._has_forward = self._has_forward, False
         if ddp is None or not private.divides_by_those_left(ddp):
@@ -269,8 +270,9 @@ class State(GradientExchange):
         return self.world_size / max(1.0, count.item())
 
     def watch(self, module: torch.nn.Module, ignored: Collection[str]) -> None:
-        """From now on a parameter of the module that is trained later, which DDP would not reduce,
-        is an InvalidArgumentError in backward(). ignored: names of those that it leaves out."""
+        """From now on, backward() raises InvalidArgumentError for a parameter of the module that is
+        added or unfrozen later, because DDP would not reduce it. ignored: names of the parameters
+        that DDP leaves out."""
         named = dict(module.named_parameters())
         self._module = weakref.ref(module)
         self._reduced = {p for name, p in named.items() if p.requires_grad or name in ignored}
@@ -281,7 +283,7 @@ class State(GradientExchange):
         if module is None:
             return
         thawed = any(p.requires_grad for p in self._frozen)
-        if thawed or self.steps % _LOOK_STEPS == 0:  # names of all parameters take a while
+        if thawed or self.steps % _LOOK_STEPS == 0:  # naming all parameters is slow
             checks.check_reduced(
                 module,
                 self._reduced,
@@ -289,7 +291,7 @@ class State(GradientExchange):
             )
 
     def note_bypassed(self, sizes: Mapping[str, int]) -> None:
-        """DDP reduces these parameters (elements by name) itself, so this state never sees them."""
+        """Note the parameters (elements by name) that DDP reduces itself, without this state."""
         self._bypassed = dict(sizes)
         warn(
             f"delay_all_reduce_named_params takes {len(sizes)} parameters past every hook, so DDP "
@@ -308,8 +310,8 @@ class State(GradientExchange):
     # Checkpoints and recovery.
 
     def state_dict(self) -> dict[str, Any]:
-        """As that of GradientExchange. Elements are in the order of their indices, whatever the
-        parameters' memory format."""
+        """Return the residuals and momentum of this rank, as GradientExchange.state_dict(), with
+        elements in the order of their indices for every memory format of the parameters."""
         self._lay_out_loaded()
         saved = super().state_dict()
         saved["residuals"] = {
@@ -321,7 +323,7 @@ class State(GradientExchange):
     def check_state_dict(
         self, saved: Mapping[str, Any] | Sequence[Mapping[str, Any]]
     ) -> tuple[Residuals, int]:
-        """Return the residuals and steps that load_state_dict() would take. Raises as that does."""
+        """Return the residuals and steps that load_state_dict() would load. Raises its errors."""
         residuals, steps = super().check_state_dict(saved)
         return {name: self._from_checkpoint(name, m) for name, m in residuals.items()}, steps
 
@@ -332,18 +334,18 @@ class State(GradientExchange):
         return Memory(*laid_out)
 
     def load_state_dict(self, saved: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
-        """As that of GradientExchange."""
+        """Load saved residuals and momentum, as GradientExchange.load_state_dict()."""
         super().load_state_dict(saved)
         self._layout.loaded(self._session.restored)
 
     def load_momentum(self, momentum: Mapping[str, torch.Tensor]) -> None:
-        """As that of GradientExchange."""
+        """Replace the momentum of these parameters, as GradientExchange.load_momentum()."""
         self._lay_out_loaded()
         super().load_momentum(momentum)
 
     def _lay_out_loaded(self) -> None:
-        """Puts what was loaded of parameters that have become known since then into the order of
-        their buckets. In the first step after that it waits for the buckets that are in flight."""
+        """Reorder the loaded residuals of parameters that have become known since the load into the
+        order of their buckets. In the first step after a load this waits for buckets in flight."""
         kept = self._session.restored
         laid_out = {}
         for name in self._layout.newly_known():
@@ -358,21 +360,22 @@ class State(GradientExchange):
         module: torch.nn.Module | None = None,
         optimizer: Optimizer | None = None,
     ) -> Recovery:
-        """After an error: go on in a new group, as Compression.recover(); a new rank, on a new
-        state. Then wrap the model in a new DDP, and register the hook with this state again.
+        """After an error: continue in a new group, as Compression.recover(); a new rank calls it on
+        a new state. Then wrap the model in a new DDP, and register the hook with this state again.
 
         Args:
             process_group: None: the default group.
-            module: where some ranks have made a step that others have not, it takes parameters and
-                buffers from one that has. None: the caller does so if the result is not `equal`.
-            optimizer: likewise.
+            module: if some ranks have made a step that others have not, its parameters and buffers
+                are copied from a rank that has. None: the caller must copy them if the result is
+                not `equal`.
+            optimizer: likewise, with its state.
         """
         check_kind("module", module, (torch.nn.Module, type(None)), "a torch.nn.Module, or None")
         check_kind("optimizer", optimizer, (Optimizer, type(None)), "one of torch.optim, or None")
         result = super().recover(process_group, made=self.steps - self.lost_last_step)
         self._layout.step.abandon()
         if self._group not in (None, resolve(process_group, "recover")):
-            private.keep_former_group(self, self._group)  # which the old model may outlive
+            private.keep_former_group(self, self._group)  # the old model may outlive it
         self._group = None
         self._take_replica(result, module, optimizer)
         return result
@@ -382,14 +385,15 @@ class State(GradientExchange):
 
 
 def follow_joins(state: State, ddp: torch.nn.parallel.DistributedDataParallel) -> None:
-    """With ddp.join(divide_by_initial_world_size=False) means are those of the ranks that have not
-    joined yet. Ranks that have take part in the others' steps, without a forward pass."""
+    """With ddp.join(divide_by_initial_world_size=False), make means those of the ranks that have
+    not joined yet. Joined ranks take part in the others' steps without a forward pass."""
     ddp.register_forward_pre_hook(_ForwardWatch(state))
     state._ddp = weakref.ref(ddp)
 
 
 class _ForwardWatch:
-    """Notes each forward pass of a DDP model in its State. A copy of the model notes none."""
+    """Notes each forward pass of a DDP model in its State. In a copy of the model it does
+    nothing."""
 
     def __init__(self, state: State | None = None) -> None:
         self._state = (lambda: None) if state is None else weakref.ref(state)
@@ -405,18 +409,18 @@ class _ForwardWatch:
 class CopiedState:
     """Stands in a copied DDP model (copy.deepcopy, pickle, AveragedModel) for the original's State.
 
-    Connections and residuals belong to the original alone. DDP does not register hooks again in a
-    copy, so a copy that is only evaluated never uses this; any use raises an error with the fix."""
+    Connections and residuals belong to the original only. DDP registers no hook in a copy, so a
+    copied model does not use this object. Any use of it raises an error with the fix."""
 
     def __init__(self, codec: Codec) -> None:
-        self.codec = codec  # of the original when it was copied
+        self.codec = codec  # the original's at the time of the copy
 
     def reduce_bucket(self, _bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-        """Fails, out of backward()."""
+        """Return a failed future, so that backward() raises the error."""
         return failed_future(self._error())
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # copy and pickle look for methods that may not be there
+        if name.startswith("__"):  # copy and pickle look for optional methods
             raise AttributeError(name)
         raise self._error()
 
@@ -429,7 +433,7 @@ class CopiedState:
 
 
 def momentum_for(rules: Mapping[str, str] | str, optimizer: Optimizer | None) -> dict[str, Any]:
-    """The options momentum and nesterov that codecs need of this optimizer; empty if none does."""
+    """Return the options momentum and nesterov of this optimizer if a codec needs them, else {}."""
     specs = [rules] if isinstance(rules, str) else rules.values()
     if optimizer is None or all(codec_info(spec).momentum == "unused" for spec in specs):
         return {}

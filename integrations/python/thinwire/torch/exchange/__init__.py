@@ -1,5 +1,5 @@
-"""GradientExchange: everything that the adapters for DDP, for plain modules and for other
-frameworks have in common. docs/guides/add-a-framework.md says how to write another adapter."""
+"""GradientExchange: the common base of the adapters for DDP, plain modules and other frameworks.
+docs/guides/add-a-framework.md says how to write another adapter."""
 
 from __future__ import annotations
 

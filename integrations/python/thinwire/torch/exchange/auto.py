@@ -1,14 +1,14 @@
-"""codec="auto": the first steps are measured uncompressed, then the codec that advise would
-recommend is tried, and kept unless it turns out slower.
+"""codec="auto": measures the first steps uncompressed, then tries the codec that advise would
+recommend, and keeps it unless it turns out slower.
 
 A prediction may be wrong, and compression must not cost time. So steps before and after the choice
-are timed, and where it made them more than 3 % slower, fp32 comes back. A machine that is busy for
-a moment looks the same, so fp32 is then timed again, and the codec after it; only one that was
-slower twice is given up.
+are timed. If the codec made them more than 3 % slower, the exchange returns to fp32. A machine that
+is busy for a moment looks the same, so fp32 is then timed again, and then the codec; a codec is
+dropped only if it was slower twice.
 
-Where the simulator does not know the steps (FSDP2's, which wait for each reduce-scatter), the
-codecs take turns of a few steps over one connection, so that a busy moment meets all of them alike,
-and the most accurate of those near the fastest stays."""
+The simulator does not model some steps (FSDP2's, which wait for each reduce-scatter). There the
+codecs take turns of a few steps over one connection, so that a busy moment affects all of them
+alike, and the most accurate codec near the fastest one is kept."""
 
 from __future__ import annotations
 
@@ -37,37 +37,37 @@ AUTO = "auto"
 START = ACCURATE[0]
 _WARM_UP = 3  # steps that are not measured: connecting, the optimizer's state, DDP's new buckets
 _TIMED = 12  # steps that are noted, or timed with a codec, before a decision
-_LOSS = 1.03  # a step that takes up to this many times fp32's is no reason to go back
-_LOSSES = 2  # times that a codec must be slower
+_LOSS = 1.03  # a codec may take this many times as long as fp32 before it counts as slower
+_LOSSES = 2  # a codec that was slower this many times is dropped
 
-# Turns. On a link with a queue a step finds what the one before it has left there, so the first of
-# a turn does not count.
-_TURN = 4
-_ROUNDS = 4  # in which every codec has a turn
-_TURNS = 32  # at most: codecs that are close go on
+# Turns. The first step of a turn is not timed, because packets of the step before it may still be
+# queued on the link.
+_TURN = 4  # steps per turn, including the one that is not timed
+_ROUNDS = 4  # the least number of rounds; in each, every codec has a turn
+_TURNS = 32  # the largest number of turns, if codecs are close
 _CLOSE = 1.06
 _EVEN = 1.02  # steps this close are equal, and accuracy decides
 
 
 class Choice(NamedTuple):
-    """A codec to go on with."""
+    """The codec to continue with."""
 
     codec: str
     among: tuple[str, ...]  # the codecs that the connection needs
 
 
 class _Turns:
-    """The steps of codecs that take turns: A B C D, B D A C, D C B A, C A D B and so on. So in four
-    rounds each of four has each place once, which keeps a drift from favouring one, and none
-    follows itself, which keeps a busy moment from meeting one alone. A figure is a step's seconds
-    over the fastest turn's of its round, so a busy round says as much as another."""
+    """The step times of codecs that take turns: A B C D, B D A C, D C B A, C A D B and so on. So in
+    four rounds each of four codecs has each place once, so that a drift favours none, and no codec
+    has two turns in a row, so that a busy moment does not affect just one. Step times are divided
+    by the fastest turn of their round, so that busy rounds can be compared with others."""
 
     def __init__(self, codecs: Sequence[str]) -> None:
         """codecs: from the most accurate to the least."""
         self.codecs = tuple(codecs)
-        self._left = list(codecs)  # those that may still win
+        self._left = list(codecs)  # the codecs that may still be chosen
         self._rounds: list[dict[str, list[float]]] = []
-        self._done = 0  # turns
+        self._done = 0  # number of turns
         self._round: dict[str, list[float]] = {}
 
     def begin(self) -> str:
@@ -81,8 +81,8 @@ class _Turns:
         return next((other for other in self._order() if other not in self._round), None)
 
     def end_round(self, group: dist.ProcessGroup | None) -> tuple[str, bool]:
-        """Return the codec whose turn is next, or the one that stays, and whether it stays. Every
-        rank calls it, and decides by the slowest rank's steps, so all decide alike."""
+        """Return (the codec whose turn is next, False) or (the chosen codec, True). All ranks call
+        it and use the slowest rank's times, so all get the same result."""
         mine = [self._round[codec] for codec in self._left]
         slowest = iter(worst_of_ranks([each for turn in mine for each in turn], group))
         steps = zip(self._left, mine, strict=True)
@@ -103,8 +103,8 @@ class _Turns:
         return order[::-1] if number % 4 > 1 else order
 
     def _typical(self) -> list[Prediction]:
-        """A codec's median step (the lower one of two: noise only adds), over the fastest turn of
-        the same round."""
+        """Return each codec's median step, divided by the fastest turn of the same round; of two
+        middle values the lower one, because noise only adds time."""
         found: dict[str, list[float]] = {codec: [] for codec in self._left}
         for steps in self._rounds:
             fastest = min(statistics.median(steps[codec]) for codec in self._left)
@@ -114,7 +114,7 @@ class _Turns:
 
 
 class _Stage(NamedTuple):
-    """Steps, and how the codec is decided on at their end."""
+    """A number of steps, and the function that decides on the codec after them."""
 
     decide: Callable[[torch.device], str]
     skipped: int = _WARM_UP
@@ -122,11 +122,11 @@ class _Stage(NamedTuple):
 
 
 class AutoCodec:
-    """Chooses a codec for one exchange, whose settings have codec="auto"."""
+    """Chooses the codec of one exchange with codec="auto"."""
 
     def __init__(self, config: Config, process_group: dist.ProcessGroup | None) -> None:
         self.config = dataclasses.replace(config, codec=START)  # the exchange starts with this
-        self.observer: StepObserver | None = StepObserver()  # None: nothing is to be noted
+        self.observer: StepObserver | None = StepObserver()  # None if nothing must be noted
         self._group = process_group
         self._steps = 0
         self._last = 0.0
@@ -134,20 +134,20 @@ class AutoCodec:
         self._start_s, self._losses = 0.0, 0
         self._advised = START
         self._choice = Choice(START, (START,))
-        self._stage: _Stage | None = _Stage(self._choose)  # None: the codec is decided on
-        self._tried: tuple[str, ...] = ()  # codecs that take turns in place of a prediction
-        self._turns: _Turns | None = None  # while they do
+        self._stage: _Stage | None = _Stage(self._choose)  # None after the final decision
+        self._tried: tuple[str, ...] = ()  # codecs to compare in turns, in place of a prediction
+        self._turns: _Turns | None = None  # None unless codecs take turns now
 
     def try_each(self, codecs: Sequence[str]) -> None:
-        """Before the first step: compare these codecs in turns, in place of a prediction.
+        """Compare these codecs in turns, in place of a prediction. Call it before the first step.
         codecs: from the most accurate to the least; fp32 goes first."""
         self._tried = (START, *(codec for codec in codecs if codec != START))
         self._stage, self.observer = _Stage(self._compare, timed=0), None
 
     def after_step(self, device: torch.device, finish: Callable[[], None]) -> Choice | None:
-        """Return what to go on with, if that changes now. Called between steps on all ranks, which
-        get the same answer. `finish` is called before a decision and waits until nothing is in
-        flight. PeerLostError if a rank was lost."""
+        """Return the codec to continue with, or None for no change. All ranks call it between
+        steps, and get the same result. `finish` is called before a decision and waits until nothing
+        is in flight. PeerLostError if a rank was lost."""
         if self._stage is None:
             return None
         self._steps += 1
@@ -168,12 +168,12 @@ class AutoCodec:
 
     @property
     def comparing(self) -> bool:
-        """True while codecs take turns, so that the next step may be another than this one."""
+        """True while codecs take turns, so that the next step may use another codec."""
         return self._turns is not None
 
     def settle(self, process_group: dist.ProcessGroup | None, codec: str) -> None:
-        """Goes on in another group, and stays with `codec`: what was measured in the old group says
-        little about the new one, and its ranks may be in different stages."""
+        """Continue in another group, and keep `codec`: measurements of the old group say little
+        about the new one, and its ranks may be in different stages."""
         self._group, self._choice = process_group, Choice(codec, (codec,))
         self._stage = self.observer = self._turns = None
 
@@ -185,7 +185,7 @@ class AutoCodec:
         self._choice = Choice(codec, among)
         return None if self._choice == before else self._choice
 
-    # The stages. Each is called at the end of its steps and returns the codec to go on with.
+    # The stages. Each is called at the end of its steps and returns the codec to continue with.
 
     def _choose(self, device: torch.device) -> str:
         profile = self.observer.notes.profile(1, self._group)
@@ -229,5 +229,5 @@ class AutoCodec:
         return codec
 
     def _agreed_step(self) -> float:
-        """Seconds: the median of the timed steps, of the slowest rank."""
+        """Return the median of the timed steps on the slowest rank, in seconds."""
         return worst_of_ranks([statistics.median(self._times)], self._group)[0]

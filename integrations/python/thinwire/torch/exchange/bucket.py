@@ -1,6 +1,5 @@
-"""Bucket: the description of a flat buffer that is reduced in every step; FlatBucket, which has a
-buffer of its own, into which tensors are copied, so that the tensors stay the caller's; and
-Parameters, which remembers the bucket of each."""
+"""Bucket: the description of a flat buffer that is reduced in every step. FlatBucket: a bucket with
+its own buffer, into which tensors are copied. Parameters: the bucket of each parameter."""
 
 from __future__ import annotations
 
@@ -18,15 +17,15 @@ from thinwire.torch.exchange.checkpoint import Residuals
 from thinwire.torch.exchange.rules import Rules
 
 MERGE_BYTES = 1 << 20  # a bucket of at least this takes no more large tensors
-_SMALL = MERGE_BYTES // 8  # a tensor below this joins its neighbour in any case
+_SMALL = MERGE_BYTES // 8  # a smaller tensor always joins its neighbour's bucket
 
 Named = tuple[str, torch.Tensor]
 _Flat = TypeVar("_Flat", bound="FlatBucket")
 
 
 class Part(NamedTuple):
-    """A stretch of a bucket: `numel` elements of parameter `name`, which has `total` elements, from
-    its element `offset` on. total None: the bucket holds the whole parameter."""
+    """A part of a bucket: elements [offset, offset + numel) of parameter `name`, which has `total`
+    elements. total None: the part is the whole parameter."""
 
     name: str
     numel: int
@@ -35,10 +34,11 @@ class Part(NamedTuple):
 
 
 class Bucket:
-    """Created once by GradientExchange.bucket(), and submitted in every step with a flat buffer.
+    """A description that GradientExchange.bucket() creates once, and that is submitted with a flat
+    buffer in every step.
 
-    It keeps in the library's form all that does not change from step to step, so that a submission
-    allocates and hashes as little as possible."""
+    It keeps everything that does not change between steps in the library's form, so that a
+    submission allocates and hashes as little as possible."""
 
     __slots__ = (
         "_handle", "_owner", "_rules", "collective", "dtype", "name", "numel", "op", "parts",
@@ -58,17 +58,25 @@ class Bucket:
         shape: str | None = None,
         collective: str = "all_reduce",
     ) -> None:
-        """name: equal on all ranks; None: no error feedback, and ranks match calls by their order.
-        dtype: a key of thinwire.comm.DTYPES. op: "mean" or "sum". parts: what the buffer holds, one
-        part after the other; none: the tensor is no parameter's gradient. codecs: the number of
-        each part's codec among those of the exchange. priority: lower goes first under p3. shape:
-        compared between ranks; None: it is not. collective: a key of comm.COLLECTIVES."""
+        """Describe a buffer.
+
+        Args:
+            name: equal on all ranks; None: no error feedback, and ranks match calls by order.
+            numel: elements of the buffer.
+            dtype: a key of thinwire.comm.DTYPES.
+            op: "mean" or "sum".
+            parts: of the buffer, without gaps; none: the tensor is not a parameter's gradient.
+            codecs: the number of each part's codec among those of the exchange.
+            priority: lower goes first under p3.
+            shape: text that is compared between ranks; None: it is not compared.
+            collective: a key of comm.COLLECTIVES.
+        """
         self.name, self.numel, self.dtype, self.op = name, numel, dtype, op
         self.parts, self.priority, self.shape = tuple(parts), priority, shape
         self.collective = collective
         self._owner: Communicator | None = None
-        self._handle: comm.Bucket | None = None  # in the owner
-        self._rules: Rules | None = None  # that its codecs are of, if follow() gave them
+        self._handle: comm.Bucket | None = None  # the registered bucket of the communicator
+        self._rules: Rules | None = None  # the rules of its codecs, if follow() has set them
         self.segments: Segments | None = None
         if self.parts:
             self.segments = Segments(
@@ -79,8 +87,8 @@ class Bucket:
             )
 
     def mark_absent(self, index: int, absent: bool) -> None:
-        """Before a submission: this rank has no gradient for part `index`. Its elements must be
-        zeros then, and what compression has kept of the part waits for a step that has one.
+        """Mark whether this rank has no gradient for part `index` in the next submission. Then its
+        elements must be zeros, and its residual waits for a step with a gradient.
         InvalidArgumentError if there is no such part."""
         check_whole("index", index, 0, len(self.parts) - 1)
         check_flag("absent", absent)
@@ -88,7 +96,7 @@ class Bucket:
 
 
 def handle_of(bucket: Bucket, communicator: Communicator) -> comm.Bucket:
-    """Returns the bucket as the communicator knows it: registered at its first use there."""
+    """Return the communicator's bucket, which is registered at its first use there."""
     if bucket._handle is None or bucket._owner is not communicator:
         bucket._handle = communicator.bucket(
             bucket.numel, bucket.dtype, bucket.op, bucket.name, bucket.segments, bucket.priority,
@@ -99,7 +107,7 @@ def handle_of(bucket: Bucket, communicator: Communicator) -> comm.Bucket:
 
 
 def follow(bucket: Bucket, rules: Rules) -> None:
-    """Between steps: each part goes with the codec that these rules have for it.
+    """Set each part's codec to the one that these rules have for it. Call it between steps.
     InvalidArgumentError if they have none."""
     if bucket._rules is rules or bucket.segments is None:
         return
@@ -110,15 +118,14 @@ def follow(bucket: Bucket, rules: Rules) -> None:
 
 
 class InFlight:
-    """One use of a bucket, until it is waited for. It keeps the tensor alive, which gets the
-    result."""
+    """One use of a bucket, until it is waited for. It keeps the tensor for the result alive."""
 
     __slots__ = ("bucket", "tensor", "work")
 
     def __init__(
         self, bucket: Bucket, tensor: torch.Tensor, work: comm.Work | comm.Bucket | None
     ) -> None:
-        """work: None where nothing was sent."""
+        """work: None if nothing was sent."""
         self.bucket, self.tensor, self.work = bucket, tensor, work
 
 
@@ -126,7 +133,7 @@ class FlatBucket:
     """Tensors that are reduced together: a large one, or several small neighbours."""
 
     def __init__(self, bucket: Bucket, held: Sequence[torch.Tensor]) -> None:
-        """held: the tensors of the bucket's parts, all of one dtype and device."""
+        """held: the tensors of the bucket's parts, all of the same dtype and device."""
         self.bucket = bucket
         self.names = [part.name for part in bucket.parts]
         self.tensors = list(held)
@@ -143,9 +150,9 @@ class FlatBucket:
         rank: int,
         weight_decay_of: Callable[[torch.Tensor], float],
     ) -> torch.Tensor:
-        """Returns the buffer with these values, one for each tensor, and the fraction of the tensor
-        that is its weight decay. A missing value counts as zeros, and what compression kept of it
-        waits for a step that has one."""
+        """Return the buffer with these values, one for each tensor, plus the given fraction of each
+        tensor (its weight decay). A missing value counts as zeros, and its residual waits for a
+        step with a value."""
         with torch.no_grad():
             parts = zip(self.names, self.tensors, self._views, values, strict=True)
             for index, (name, tensor, view, value) in enumerate(parts):
@@ -160,7 +167,7 @@ class FlatBucket:
         return self._buffer
 
     def means(self) -> Iterable[tuple[torch.Tensor, torch.Tensor]]:
-        """(tensor, its mean or sum), after the wait; it is valid until the next fill()."""
+        """Yield (tensor, its mean or sum) after the wait; valid until the next fill()."""
         return zip(self.tensors, self._views, strict=True)
 
 
@@ -169,8 +176,8 @@ def lay_out(
     make: Callable[..., Bucket],
     named: Iterable[Named],
 ) -> list[_Flat]:
-    """Buckets of tensors in forward order: neighbours of one dtype and device, merged up to
-    MERGE_BYTES. make: GradientExchange.bucket; a bucket's priority is its number."""
+    """Return buckets for tensors in forward order: neighbours with the same dtype and device are
+    merged up to MERGE_BYTES. make: GradientExchange.bucket; a bucket's priority is its number."""
     groups: list[list[Named]] = []
     size = 0
     for name, tensor in named:
@@ -210,10 +217,11 @@ def parts_of(parts: Iterable[Any]) -> list[Part]:
 
 
 class Parameters:
-    """Sizes in elements, and the bucket that each parameter was last seen in."""
+    """The size in elements and the last bucket of each parameter."""
 
     def __init__(self, sizes: Mapping[str, int] | None) -> None:
-        """sizes: of all parameters, by name; None: they become known with their buckets."""
+        """sizes: elements of all parameters, by name; None: they become known with their
+        buckets."""
         self._all_known = sizes is not None
         self._sizes: dict[str, int] = dict(sizes or {})
         self._buckets: dict[str, Bucket] = {}
@@ -238,12 +246,12 @@ class Parameters:
                 )
 
     def table(self, communicator: Communicator | None, rules: Rules) -> list[dict[str, Any]]:
-        """As stats()["parameters"]; empty while there is no communicator."""
+        """Return stats()["parameters"]; empty while there is no communicator."""
         if communicator is None:
             return []
         rows = []
         for name, bucket in sorted(self._buckets.items()):
-            halves = bucket.collective != "all_reduce"  # which compress every size
+            halves = bucket.collective != "all_reduce"  # these compress tensors of every size
             raw = not halves and communicator.goes_raw(bucket.numel, bucket.dtype)
             codec = "raw" if raw else communicator.codec(rules.index_of(name))
             rule = rules.rule_of(name)

@@ -1,4 +1,5 @@
-"""Residuals as plain tensors: out of a communicator, into a dict, and into another world size."""
+"""Residuals as plain tensors: reads them from a communicator, packs them into a dict, and converts
+them for another world size."""
 
 from __future__ import annotations
 
@@ -19,18 +20,18 @@ FORMAT = 2
 
 
 class Memory(NamedTuple):
-    """Residuals and momentum of a parameter: flat float32 tensors of its size, on the host."""
+    """Residuals and momentum of one parameter: flat float32 tensors of its size, on the host."""
 
     first: torch.Tensor  # the first hop's residual, in units of a gradient
     second: torch.Tensor  # the second hop's residual, in units of the mean
-    momentum: torch.Tensor | None = None  # topk: this rank's own; else the same on all ranks
+    momentum: torch.Tensor | None = None  # with topk per rank, else the same on all ranks
 
 
 Residuals = dict[str, Memory]  # by parameter
 
 
 def read(communicator: Communicator, momentum: bool) -> Residuals:
-    """Copies what this rank keeps of each parameter. Nothing may be in flight."""
+    """Return a copy of this rank's residuals and momentum. Nothing may be in flight."""
     residuals = {
         name: Memory(
             *(tensors.empty(numel) for _ in range(2)), tensors.empty(numel) if momentum else None
@@ -42,7 +43,7 @@ def read(communicator: Communicator, momentum: bool) -> Residuals:
 
 
 def write(communicator: Communicator, residuals: Residuals) -> None:
-    """Replaces what is kept of these parameters, and empties that of all others."""
+    """Replace the memory of these parameters, and set that of all others to zeros."""
     others = {}
     for name, numel in communicator.residuals().items():
         if name not in residuals:
@@ -52,13 +53,13 @@ def write(communicator: Communicator, residuals: Residuals) -> None:
 
 
 def put(communicator: Communicator, residuals: Residuals) -> None:
-    """Replaces what is kept of these parameters alone."""
+    """Replace the memory of these parameters, and leave the others unchanged."""
     communicator.set_residuals(_arrays(residuals))
 
 
 def with_momentum(residuals: Residuals, momentum: Mapping[str, torch.Tensor]) -> Residuals:
-    """The residuals with the momentum of these parameters, which may have any shape, dtype and
-    device."""
+    """Return the residuals with the momentum of these parameters replaced. `momentum` may have any
+    shape, dtype and device."""
     kept = dict(residuals)
     for name, buffer in momentum.items():
         m = buffer.detach().to("cpu", torch.float32, copy=True).flatten().contiguous()
@@ -68,13 +69,14 @@ def with_momentum(residuals: Residuals, momentum: Mapping[str, torch.Tensor]) ->
 
 
 def merged(memory: Memory, world: int) -> Memory:
-    """A parameter's memory for another world size than `world`: all of it in the first hop."""
+    """Return a parameter's memory of a rank of `world`, all moved to the first hop, for use in
+    another world size."""
     first = memory.first + world * memory.second
     return memory._replace(first=first, second=torch.zeros_like(first))
 
 
 def _arrays(residuals: Residuals) -> list[tuple[str, str, int, int]]:
-    """Each tensor as Communicator.get_residuals() takes it."""
+    """Return each tensor in the form that Communicator.get_residuals() takes."""
     return [
         (name, array, tensor.data_ptr(), tensor.numel())
         for name, memory in residuals.items()
@@ -91,8 +93,8 @@ def pack(
     steps: int,
     sparse: Collection[str] = (),
 ) -> dict[str, Any]:
-    """The dict that state_dict() returns. sparse: the parameters that are sent as topk; their
-    momentum is this rank's own."""
+    """Return the dict for state_dict(). sparse: the parameters that are sent as topk; their
+    momentum differs between ranks."""
     return {
         "format": FORMAT,
         "codec": codec,
@@ -110,9 +112,9 @@ def pack(
 def unpack(
     saved: Mapping[str, Any] | Sequence[Mapping[str, Any]], world: int, rank: int
 ) -> tuple[Residuals, int]:
-    """The residuals that rank `rank` of `world` loads, and the number of steps that were made.
-    saved: this rank's dict, a list of all ranks', or a gathered one. InvalidArgumentError if it is
-    none of these, or has no residuals for this rank."""
+    """Return the residuals that rank `rank` of `world` loads, and the number of steps made so far.
+    saved: this rank's dict, the list of all ranks' dicts, or a gathered dict. InvalidArgumentError
+    if it is none of these, or has no residuals for this rank."""
     saved = of_rank(saved, world, rank)
     if (saved["world"], saved["rank"]) != (world, rank):
         raise InvalidArgumentError(
@@ -130,7 +132,7 @@ def unpack(
 
 
 def check_momentum(residuals: Residuals, owned: bool) -> None:
-    """InvalidArgumentError if there is a momentum that nobody would go on with."""
+    """InvalidArgumentError if the residuals have momentum, but the exchange does not own it."""
     for name, memory in residuals.items():
         if memory.momentum is not None and not owned:
             raise InvalidArgumentError(
@@ -142,7 +144,8 @@ def check_momentum(residuals: Residuals, owned: bool) -> None:
 def of_rank(
     saved: Mapping[str, Any] | Sequence[Mapping[str, Any]], world: int, rank: int
 ) -> Mapping[str, Any]:
-    """The state dict for rank `rank` of `world`, as unpack() takes it; its place is not checked."""
+    """Return the state dict for rank `rank` of `world` from what unpack() takes. Its "rank" and
+    "world" are not checked."""
     if not isinstance(saved, Mapping) or "gathered" in saved:
         saved = merge_state_dicts(saved, world, rank)
     _check_format(saved)
@@ -150,11 +153,21 @@ def of_rank(
 
 
 def merge_state_dicts(saved: Sequence[Mapping[str, Any]], world: int, rank: int) -> dict[str, Any]:
-    """The state dict of rank `rank` of `world`, from those of all ranks of a saved run.
+    """Return the state dict of rank `rank` of `world`, from those of all ranks of a saved run.
 
-    In the same world it is the rank's own, unchanged. Else the sum of residuals is kept: rank j of
-    m takes first + n * second, summed over the old ranks r of n with r % m == j, as its first-hop
-    residual. topk's momentum is summed the same way; any other is the same on all ranks."""
+    With the same world size it is the rank's own, unchanged. Otherwise the sum of residuals is
+    kept: the first-hop residual of rank j of m is first + n * second, summed over the old ranks r
+    of n with r % m == j. topk's momentum is summed the same way; other momentum is the same on all
+    ranks.
+
+    Args:
+        saved: the state dicts of all ranks, in any order.
+        world: the new world size.
+        rank: the new rank.
+
+    Raises:
+        InvalidArgumentError: the dicts are not those of all ranks of one run.
+    """
     check_whole("world", world, 1)
     check_whole("rank", rank, 0, world - 1)
     by_rank = of_all_ranks(saved)
@@ -181,7 +194,7 @@ def merge_state_dicts(saved: Sequence[Mapping[str, Any]], world: int, rank: int)
 
 
 def of_all_ranks(saved: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The state dicts of a saved run by rank, from a list in any order or a gathered dict.
+    """Return the state dicts of a saved run by rank, from a list in any order or a gathered dict.
     InvalidArgumentError unless there is one of each rank."""
     if isinstance(saved, Mapping) and "gathered" in saved:
         saved = _gathered(saved)
@@ -239,7 +252,7 @@ def _check_format(saved: Any) -> None:
             raise _damaged(f"{key} is {saved.get(key)!r}")
     if not 0 <= saved["rank"] < saved["world"] or saved["steps"] < 0:
         raise _damaged(f"it is of rank {saved['rank']} of {saved['world']}, step {saved['steps']}")
-    replicas = saved.get("replicas", 1)  # FSDP2's have it
+    replicas = saved.get("replicas", 1)  # only FSDP2's state dicts have it
     if not isinstance(replicas, int) or replicas < 1 or saved["world"] % replicas:
         raise _damaged(f"it is of {replicas!r} replicas among {saved['world']} ranks")
     for name, kept in saved["residuals"].items():
@@ -247,7 +260,7 @@ def _check_format(saved: Any) -> None:
 
 
 def _check_memory(name: object, kept: object) -> None:
-    """InvalidArgumentError unless it is what pack() made of a Memory."""
+    """InvalidArgumentError unless `kept` has the form that pack() gives a Memory."""
     tensors = kept if isinstance(kept, Mapping) else {}
     if not is_name(name) or not all(
         isinstance(tensors.get(kind), torch.Tensor) for kind in ("first", "second")

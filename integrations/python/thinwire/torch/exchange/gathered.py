@@ -1,5 +1,5 @@
-"""The state dicts of all ranks in one, for frameworks whose checkpoints are written by rank 0
-alone."""
+"""The state dicts of all ranks in one dict, for frameworks in which rank 0 writes the
+checkpoint."""
 
 from __future__ import annotations
 
@@ -17,10 +17,12 @@ from thinwire.torch.exchange.checkpoint import FORMAT
 
 
 def gather(mine: Mapping[str, Any], group: dist.ProcessGroup | None) -> dict[str, Any]:
-    """All ranks' state dicts under "gathered", by rank; on ranks other than 0 that list is empty.
+    """Return all ranks' state dicts under "gathered", by rank; on other ranks than 0 the list is
+    empty.
 
-    mine: this rank's. All ranks call it. One tensor of every rank is under way at a time, so what
-    it needs beside the result is little. MismatchError if the ranks' models differ."""
+    All ranks call it with their own dict in `mine`. It gathers one tensor of every rank at a time,
+    so it needs little memory in addition to the result. MismatchError if the ranks' models
+    differ."""
     heads: list[dict[str, Any] | None] = [None] * dist.get_world_size(group)
     head = {key: value for key, value in mine.items() if key != "residuals"}
     head["residuals"] = _sizes(mine["residuals"])
@@ -43,7 +45,7 @@ def _sizes(residuals: Mapping[str, Mapping[str, torch.Tensor]]) -> dict[str, dic
 
 
 def _agreed_sizes(heads: Sequence[Mapping[str, Mapping[str, int]]]) -> dict[tuple[str, str], int]:
-    """Elements by parameter and kind, of all ranks."""
+    """Return the number of elements by (parameter, kind) for all ranks."""
     sizes: dict[tuple[str, str], int] = {}
     for rank, head in enumerate(heads):
         for name, memory in head.items():
@@ -67,8 +69,8 @@ class _HasState(Protocol):
 
 
 class GatheredState:
-    """An owner of residuals (a Compression, NamedResiduals) in the form of frameworks that save the
-    state_dict() of rank 0 alone and load it on all ranks, such as Accelerate's
+    """Wraps an owner of residuals (a Compression, NamedResiduals) for frameworks that save the
+    state_dict() of rank 0 only and load it on all ranks, such as Accelerate:
     register_for_checkpointing(GatheredState(state)). All ranks call both methods."""
 
     def __init__(self, of: _HasState) -> None:
@@ -77,20 +79,20 @@ class GatheredState:
         self._of = of
 
     def state_dict(self) -> dict[str, Any]:
-        """gathered_state_dict(): what all ranks keep on rank 0, nothing on the others."""
+        """Return gathered_state_dict(): the state of all ranks on rank 0, nothing on the others."""
         return self._of.gathered_state_dict()
 
     def load_state_dict(self, saved: Any) -> None:
-        """Takes what rank 0's state_dict() gave, in any world size."""
+        """Load what rank 0's state_dict() returned, in any world size."""
         self._of.load_state_dict(saved)
 
 
 class DistributedState:
-    """A Compression in the form of torch.distributed.checkpoint: save and load
-    {"thinwire": DistributedState(compression)} beside the model, on every rank, in any world size.
+    """Wraps a Compression for torch.distributed.checkpoint: save and load
+    {"thinwire": DistributedState(compression)} with the model, on every rank, in any world size.
 
-    Each rank writes and reads its own part. The checkpoint's world size is not known when its keys
-    are asked for, so there are keys for MAX_RANKS ranks, most of them empty."""
+    Each rank writes and reads its own part. torch asks for the keys before the checkpoint's world
+    size is known, so there are keys for MAX_RANKS ranks, most of them empty."""
 
     MAX_RANKS = 1024
 
@@ -138,7 +140,8 @@ class DistributedState:
 
 
 def _shared(mine: Mapping[str, Any]) -> dict[str, Any]:
-    """A state dict of what all ranks have alike: the momentum of parameters that go dense."""
+    """Return a state dict of the part that is equal on all ranks: the momentum of parameters that
+    are not sent as topk."""
     kept = {}
     for name, memory in mine["residuals"].items():
         if "momentum" in memory and name not in mine["sparse"]:

@@ -1,5 +1,5 @@
-"""GradientExchange: the compressed mean of gradients over all ranks, and all that it keeps between
-steps."""
+"""GradientExchange: the compressed mean of gradients over all ranks, with its residuals and
+momentum."""
 
 from __future__ import annotations
 
@@ -45,31 +45,31 @@ _INT32 = -(2**31), 2**31 - 1
 class GradientExchange(Compression):
     """Averages gradients over the ranks of a process group.
 
-    Adapters to frameworks are thin layers over it: thinwire.torch.State is one for DDP. Ranks meet
-    at the first use; all must use the same values. After an error of a peer or of the network the
-    exchange stays failed, and every later use raises the first reason, until recover(). Not
-    thread-safe, but for close().
+    Adapters to frameworks are thin layers over it: thinwire.torch.State is one for DDP. Ranks
+    connect at the first use; all must pass the same values. After an error of a peer or of the
+    network the exchange stays failed, and every later use raises the first reason, until recover().
+    Not thread-safe, except for close().
 
     Args:
         codec: a spec such as "int4" (default) or "topk:density=0.01"; or {pattern of parameter
             names: spec}, of which the first match wins; or "auto".
-        process_group: torch's group; None: the default group, which may come later than this
-            object.
-        parameters: elements of each parameter, by name. If it is given, a rule that matches none of
-            them is an error, and loading checks the names. None: they become known with their
-            buckets.
-        structure: names of parameters by the words "1d" and "embedding", for rules by
-            structure.
-        purpose: names the kind of user. Ranks match exchanges of one purpose by their order.
-        warm_up_steps: so many steps go by warm_up_codec, and the rest by `codec`. An adapter calls
-            between_steps().
+        process_group: torch's group; None: the default group, which may be initialized after this
+            object is created.
+        parameters: the number of elements of each parameter, by name. If given, a rule that matches
+            none of them is an error, and loading checks the names. None: parameters become known
+            with their buckets.
+        structure: the parameter names that the words "1d" and "embedding" stand for in rules.
+        purpose: a name for the kind of user. Ranks match exchanges with the same purpose by the
+            order of their first uses.
+        warm_up_steps: the number of first steps that use warm_up_codec; later steps use `codec`.
+            The adapter must call between_steps().
         warm_up_codec: "fp32", "bf16" or "int8"; None: fp32.
         options: the settings in `thinwire.torch.Options`; None means the THINWIRE_* variable, else
             the default. With momentum the exchange returns momentum in place of gradients; see
             take_momentum().
 
     Raises:
-        InvalidArgumentError: an option, codec, rule or policy cannot be.
+        InvalidArgumentError: an option, codec, rule or policy is not valid.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class GradientExchange(Compression):
         **options: Any,
     ) -> None:
         check_kind("purpose", purpose, str, "text")
-        self.steps = 0  # the number that were made, with those of a state dict that was loaded
+        self.steps = 0  # steps made so far, including those of a loaded state dict
         by_name = isinstance(codec, Mapping)
         settings = config.resolve(
             codec=Rules(codec).joined if by_name else codec,
@@ -111,10 +111,10 @@ class GradientExchange(Compression):
         self._session = Session(Membership(process_group, purpose), settings)
         self._session.close_with(self)
         self.momentum = OwnedMomentum(settings.momentum, settings.nesterov)
-        self._step_tensors: list[Any] = []  # those of the last whole step, and their buckets
+        self._step_tensors: list[Any] = []  # tensors of the last reduce() and their buckets
         self._step_buckets: list[FlatBucket] = []
-        self._whole = True  # parameters are of one step: no recovery was cut that replaces them
-        self._warming_up = False  # whether the exchange is that of the warm-up
+        self._whole = True  # all parameters are of one step; False until a copy is complete
+        self._warming_up = False  # whether warm_up_codec is in use
         self._warm_up = plan(
             warm_up_steps, warm_up_codec, self._rules, settings.momentum, automatic=self.automatic
         )
@@ -125,18 +125,18 @@ class GradientExchange(Compression):
 
     @property
     def codec(self) -> str | dict[str, str]:
-        """The codec or the rules in use; with "auto" or a warm-up it changes."""
+        """The codec or rules in use. With "auto" or a warm-up they change."""
         rules = self._rules.by_pattern
         return rules if self._rules.needs_names else next(iter(rules.values()))
 
     @property
     def rules(self) -> Rules:
-        """Those in use; of a warm-up those after it."""
+        """The rules in use; during a warm-up, those that follow it."""
         return self._rules if self._warm_up is None else self._warm_up.then
 
     @property
     def config(self) -> config.Config:
-        """All settings, as they were resolved."""
+        """All settings, with environment and defaults resolved."""
         return self._session.config
 
     @property
@@ -146,12 +146,12 @@ class GradientExchange(Compression):
 
     @property
     def rank(self) -> int:
-        """Within the process group. InvalidArgumentError while there is none."""
+        """This rank in the process group. InvalidArgumentError before that is initialized."""
         return self._session.rank
 
     @property
     def world_size(self) -> int:
-        """Ranks of the process group. InvalidArgumentError while there is none."""
+        """The number of ranks in the group. InvalidArgumentError before that is initialized."""
         return self._session.size
 
     # Buckets.
@@ -167,16 +167,23 @@ class GradientExchange(Compression):
         op: str = "mean",
         collective: str = "all_reduce",
     ) -> Bucket:
-        """Describes a flat buffer that will be submitted in many steps. Make it once.
+        """Describe a flat buffer that will be submitted in many steps. Call it once per buffer.
 
-        name: equal on all ranks, and of one bucket only; None: no residuals are kept, and the
-          ranks' calls match by their order. parts: (parameter name, elements), or Part
-          for a piece of a parameter, in the buffer's order and without gaps. dtype: float32,
-          bfloat16 or float16. priority: under "p3" lower goes first, so it is the number in forward
-          order. shape: of the parts, in words that strict=True compares between ranks. op: "mean"
-          or "sum". collective: "all_reduce", or "reduce_scatter" with submit(..., result).
-          InvalidArgumentError if no rule matches a parameter, or if a state dict was loaded
-          that has it with another size."""
+        Args:
+            name: equal on all ranks, and of one bucket only. None: no residuals are kept, and the
+                ranks' calls match by their order.
+            parts: (parameter name, elements) of each parameter in the buffer, or a Part for a piece
+                of a parameter, in the buffer's order and without gaps.
+            dtype: float32, bfloat16 or float16.
+            priority: under "p3" lower goes first, so it is the bucket's number in forward order.
+            shape: the shapes of the parts as text, which strict=True compares between ranks.
+            op: "mean" or "sum".
+            collective: "all_reduce", or "reduce_scatter" with submit(..., result).
+
+        Raises:
+            InvalidArgumentError: no rule matches a parameter, or a loaded state dict has it with
+                another size.
+        """
         if not isinstance(dtype, torch.dtype) or dtype not in tensors.DTYPES:
             raise errors.InvalidArgumentError(
                 f"bucket '{name}': got dtype {dtype!r}, expected float32, bfloat16 or float16"
@@ -200,18 +207,22 @@ class GradientExchange(Compression):
     def submit(
         self, bucket: Bucket, buffer: torch.Tensor, result: torch.Tensor | None = None
     ) -> InFlight:
-        """Starts to replace the buffer by its mean over all ranks; wait() must follow, once. With
-        `result`, which a reduce-scatter needs, it goes there, and the buffer stays.
+        """Start replacing the buffer by its mean over all ranks. Call wait() once afterwards.
 
-        buffer: contiguous, with the bucket's dtype and number of elements, on the CPU or a GPU, the
-          same device always. Nothing may touch it until wait() has returned."""
+        Args:
+            bucket: the description of the buffer.
+            buffer: contiguous, with the bucket's dtype and number of elements, on the CPU or a GPU;
+                always the same device. It must not be used until wait() has returned.
+            result: where the mean goes, which a reduce-scatter requires; then the buffer is left
+                unchanged. None: into the buffer.
+        """
         self._check(bucket, buffer)
         if self._auto and self._auto.observer:
             self._auto.observer.submitting(bucket, buffer)
         return self._session.submit(bucket, buffer, result)
 
     def wait(self, submission: InFlight) -> None:
-        """Returns when the buffer holds the mean; on a GPU, for later work of the current stream.
+        """Return when the buffer holds the mean (on a GPU: for later work of the current stream).
         Submissions may be waited for in any order. Raises the typed error of a failure."""
         check_kind("submission", submission, InFlight, "what submit() returned")
         if not (self._auto and self._auto.observer):
@@ -226,9 +237,9 @@ class GradientExchange(Compression):
         buffer: torch.Tensor,
         finish: Callable[[], None] | None = None,
     ) -> torch.futures.Future[torch.Tensor]:
-        """As submit(), for frameworks that want a future: it completes with the buffer after
-        `finish` has run on another thread, and after those of earlier submissions. For codec="auto"
-        these buckets come in backward order, and their priorities are their numbers in it."""
+        """Like submit(), but return a future of the buffer. It completes after those of earlier
+        submissions, and after `finish` has run on another thread. With codec="auto", start buckets
+        in backward order, each with its number in that order as its priority."""
         check_call("finish", finish)
         self._check(bucket, buffer)
         if self._auto and self._auto.observer:
@@ -247,9 +258,13 @@ class GradientExchange(Compression):
         follow(bucket, self._rules)
 
     def end_step(self, *, repeats: bool | None = True) -> None:
-        """Says once a step that all of its buckets have been submitted. repeats: the next step will
-        submit the same buckets, which lets their order be predicted; None: it may submit others,
-        and its order is predicted where this step had the buckets of the one before."""
+        """Call once per step, after all of its buckets were submitted.
+
+        Args:
+            repeats: True: the next step will submit the same buckets, so its order can be
+                predicted. False: it will not. None: unknown; its order is predicted if this step
+                had the same buckets as the step before.
+        """
         if repeats is not None:
             check_flag("repeats", repeats)
         self.steps += 1
@@ -257,9 +272,9 @@ class GradientExchange(Compression):
         self._session.end_step(repeats=False if comparing else repeats)
 
     def between_steps(self, device: torch.device, finish: Callable[[], None] | None = None) -> None:
-        """Once a step on all ranks, when codec="auto" or a warm-up's end may change the codec.
-        `finish` waits until the adapter has nothing in flight; None: start() was used. Buckets stay
-        valid. PeerLostError if a rank was lost."""
+        """Change the codec if codec="auto" or the end of a warm-up requires it. Call it once per
+        step on all ranks. `finish` waits until the adapter has nothing in flight; None: start() was
+        used. Buckets stay valid. PeerLostError if a rank was lost."""
         check_kind("device", device, torch.device, "a torch.device")
         check_call("finish", finish)
         finish = finish or self._session.wait_idle
@@ -273,10 +288,15 @@ class GradientExchange(Compression):
             self._take(choice)
 
     def try_codecs(self, codecs: Sequence[str]) -> None:
-        """Before the first step, where codec="auto" can't predict one: time steps with each of
-        these codecs in turns, from the most accurate to the least, in place of a prediction. Does
-        nothing for another codec. InvalidArgumentError for a codec that the library does not
-        know."""
+        """For codec="auto" if steps cannot be predicted: time steps with each of these codecs in
+        turns. Call it before the first step. No-op for any other codec.
+
+        Args:
+            codecs: from the most accurate to the least.
+
+        Raises:
+            InvalidArgumentError: a codec is unknown.
+        """
         if isinstance(codecs, str) or not isinstance(codecs, Sequence):
             raise wrong("codecs", codecs, "several codecs, such as ('fp32', 'int8')")
         for codec in codecs:
@@ -285,19 +305,19 @@ class GradientExchange(Compression):
             self._auto.try_each(codecs)
 
     def _take(self, choice: Choice) -> None:
-        """Goes on with what codec="auto" has chosen. A codec that the session has costs no new
-        connection. All ranks call it, with nothing in flight."""
+        """Switch to the codec that codec="auto" has chosen; this reconnects only if the session
+        lacks the codec. All ranks call it, with nothing in flight."""
         self._rules = Rules(choice.codec, self._structure, choice.among)
         if self._rules.joined != self.config.codec:
             self._go_on(self._rules.joined, self.config.momentum, self._session.memory())
 
     def _warms_up(self, steps: int) -> bool:
-        """True if after so many steps the exchange is that of a warm-up."""
+        """Return whether the exchange uses warm_up_codec after so many steps."""
         return self._warm_up is not None and steps < self._warm_up.steps
 
     def _take_phase(self, *, warming_up: bool) -> None:
-        """Goes on as in the warm-up, or as after it; residuals and counts are kept. All ranks call
-        it, with nothing in flight."""
+        """Switch to the codec of the warm-up, or to the one after it; residuals and counts are
+        kept. All ranks call it, with nothing in flight."""
         assert self._warm_up is not None
         _, first, then, momentum = self._warm_up
         self._warming_up, self._rules = warming_up, first if warming_up else then
@@ -311,8 +331,8 @@ class GradientExchange(Compression):
         self._take_phase(warming_up=False)
 
     def _go_on(self, codec: str, momentum: float, kept: Residuals) -> None:
-        """Closes the session, and opens one that starts from `kept` at the next step; allowed after
-        a failure."""
+        """Close the session and open one that starts from the residuals `kept` at the next step;
+        allowed after a failure."""
         membership = Membership(self._process_group, self._purpose)
         self._session = self._session.successor(membership, codec, momentum, kept, self.steps)
         self._session.close_with(self)
@@ -320,10 +340,12 @@ class GradientExchange(Compression):
     # Whole steps, for loops that have all gradients at once.
 
     def reduce(self, named: Mapping[str, torch.Tensor]) -> None:
-        """Replaces tensors by their means over all ranks, as one step; returns when all is done.
+        """Replace tensors by their means over all ranks, as one step. Returns when all are done.
 
-        named: tensors by the name that rules and residuals go by; any shape, float32, bfloat16 or
-        float16. All ranks pass the same names and shapes, in the same order."""
+        Args:
+            named: tensors by the name that rules and residuals use; any shape, float32, bfloat16 or
+                float16. All ranks pass the same names and shapes, in the same order.
+        """
         tensors.check_named(named, self.rank)
         for name, tensor in named.items():
             tensors.check(tensor, self.rank, lambda name=name: name)
@@ -334,11 +356,13 @@ class GradientExchange(Compression):
                 tensor.copy_(mean)
 
     def reduce_gradients(self, named: Mapping[str, torch.Tensor]) -> None:
-        """Replaces the .grad of parameters by the mean over all ranks (or by the momentum, if the
-        exchange owns it), as one step; call it between backward() and step().
+        """Replace the .grad of parameters by the mean over all ranks (or by the momentum, if the
+        exchange owns it), as one step. Call it between backward() and step().
 
-        named: parameters by name, as dict(model.named_parameters()), the same on all ranks in the
-        same order. A missing .grad counts as zeros, and becomes the mean."""
+        Args:
+            named: parameters by name, as dict(model.named_parameters()), the same on all ranks in
+                the same order. A missing .grad counts as zeros and is set to the mean.
+        """
         tensors.check_named(named, self.rank)
         self.momentum.check()
         trained = {private.plain_name(name): p for name, p in named.items() if p.requires_grad}
@@ -354,7 +378,7 @@ class GradientExchange(Compression):
     def _means_of(
         self, named: Mapping[str, torch.Tensor], values: Sequence[torch.Tensor | None]
     ) -> list[torch.Tensor]:
-        """Exchanges one value for each tensor as a step, and returns the means in their order."""
+        """Exchange one value for each tensor as a step, and return the means in their order."""
         if not named:
             return []
         layout = [(name, id(t), t.shape, t.dtype, t.device) for name, t in named.items()]
@@ -371,7 +395,7 @@ class GradientExchange(Compression):
             self.end_step()
             for submission in in_flight:
                 self.wait(submission)
-        except errors.Error as error:  # the peers must not wait for what will not come
+        except errors.Error as error:  # the peers must not wait for buckets that will not come
             raise errors.again(self.fail(error)) from None
         self.between_steps(self._step_buckets[0].tensors[0].device)
         return [mean for bucket in self._step_buckets for _, mean in bucket.means()]
@@ -381,16 +405,22 @@ class GradientExchange(Compression):
     def take_momentum(
         self, optimizer: Optimizer, name_of: Callable[[torch.Tensor], str | None]
     ) -> None:
-        """Moves momentum and weight decay out of an optimizer's param groups that still have them,
-        into the exchange. From then on the results of the exchange are momentum.
+        """Move momentum and weight decay into the exchange from those param groups of the optimizer
+        that still have them. From then on the results of the exchange are momentum.
 
-        optimizer: torch.optim.SGD. name_of: a parameter's name; None: its buffer is dropped.
-        InvalidArgumentError if the exchange owns no momentum, or for another optimizer."""
+        Args:
+            optimizer: torch.optim.SGD.
+            name_of: returns a parameter's name; None: drop its momentum buffer.
+
+        Raises:
+            InvalidArgumentError: the exchange owns no momentum, or the optimizer is not SGD.
+        """
         if found := self.momentum.take(optimizer, name_of):
             self.load_momentum(found)
 
     def load_momentum(self, momentum: Mapping[str, torch.Tensor]) -> None:
-        """Replaces the momentum of parameters, in any shape and dtype. Nothing may be in flight."""
+        """Replace the momentum of these parameters; any shape and dtype. Nothing may be in
+        flight."""
         tensors.check_named(momentum, rank_or_0(self._process_group))
         momentum = {private.plain_name(name): buffer for name, buffer in momentum.items()}
         for name, buffer in momentum.items():
@@ -399,11 +429,11 @@ class GradientExchange(Compression):
         self._session.load(memory, self.steps)
 
     def _laid_out(self, momentum: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
-        """The same, with elements in the order that they have in buckets."""
+        """Return the momentum with its elements in the order that they have in buckets."""
         return momentum
 
     def _owns_momentum(self) -> bool:
-        """Now, or after a warm-up."""
+        """Return whether the exchange owns the momentum, now or after a warm-up."""
         later = 0.0 if self._warm_up is None else self._warm_up.momentum
         return max(self.config.momentum, later) != 0
 
@@ -414,33 +444,47 @@ class GradientExchange(Compression):
         return self._parameters.table(self._session.communicator, self._rules)
 
     def stats(self) -> dict[str, Any]:
-        """steps, all_reduces, raw_bytes (a ring of fp32 would have sent them), wire_bytes (sent by
-        this rank), ratio = raw / wire, planned_chunks (their order was predicted); transport (what
-        the data runs on) and topology (the way that dense allreduces go); seconds per stage, summed
-        over the lanes: queue, encode, exchange, reduce, gather, decode; parameters: a
-        list of {"name", "numel", "rule", "codec"}, where codec is "raw" in a bucket too small to be
-        compressed, and int4 where topk would cost more bytes."""
+        """Return counters since the start. Waits for pending work.
+
+        Returns:
+            A dict with steps; all_reduces; raw_bytes, which a ring allreduce of fp32 would have
+            sent; wire_bytes, which this rank has sent; ratio = raw_bytes / wire_bytes;
+            planned_chunks, the number of chunks whose order was predicted; transport of the data;
+            topology of dense allreduces; seconds by stage, summed over the lanes: queue, encode,
+            exchange, reduce, gather, decode; and parameters, a list of {"name", "numel", "rule",
+            "codec"}, where codec is "raw" in a bucket too small to be compressed, and int4 where
+            topk would send more bytes.
+        """
         return {**self._session.summary(self.steps), "parameters": self._table()}
 
     def describe(self) -> str:
-        """Return, as text, who waits for whom on this rank, and the engine's last events. At any
-        time, from any thread; also while a step hangs."""
+        """Return, as text, what this rank waits for, and the engine's last events. May be called at
+        any time from any thread, also while a step hangs."""
         return self._session.describe()
 
     def state_dict(self) -> dict[str, Any]:
-        """The residuals and momentum of this rank; every rank saves its own.
+        """Return the residuals and momentum of this rank. Each rank saves its own dict.
 
-        {"format", "codec", "world", "rank", "steps", "sparse", "residuals": {parameter: {"first":
-        t, "second": t, "momentum": t}}} with flat float32 tensors on the host: first in units of a
-        gradient, second in units of the mean, momentum only if the exchange owns it."""
+        Returns:
+            {"format", "codec", "world", "rank", "steps", "sparse", "residuals": {parameter:
+            {"first": t, "second": t, "momentum": t}}} with flat float32 tensors on the host: first
+            in units of a gradient, second in units of the mean, momentum only if the exchange owns
+            it.
+        """
         memory, sparse = self._session.memory(), self._sparse()
         return checkpoint.pack(memory, self.codec, self.world_size, self.rank, self.steps, sparse)
 
     def load_state_dict(self, saved: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
-        """Takes this rank's state_dict(), or gathered_state_dict(), or the list of all ranks'
-        dicts, which may be of another world size (merge_state_dicts). With the same buckets,
-        training goes on bit by bit as if it had never stopped. InvalidArgumentError if the dict
-        does not fit, which changes nothing."""
+        """Load saved residuals and momentum, in any world size. With the same buckets the results
+        are bit-identical to those of a run that was never interrupted.
+
+        Args:
+            saved: this rank's state_dict(), or a gathered_state_dict(), or the list of all ranks'
+                dicts. The last two may be of another world size (merge_state_dicts).
+
+        Raises:
+            InvalidArgumentError: the dict does not fit; nothing was changed.
+        """
         residuals, steps = self.check_state_dict(saved)
         if self._warms_up(steps) != self._warming_up:
             self._take_phase(warming_up=not self._warming_up)
@@ -450,24 +494,26 @@ class GradientExchange(Compression):
     def check_state_dict(
         self, saved: Mapping[str, Any] | Sequence[Mapping[str, Any]]
     ) -> tuple[checkpoint.Residuals, int]:
-        """Return the residuals and steps that load_state_dict() would take. Raises as that does."""
+        """Return the residuals and steps that load_state_dict() would load. Raises its errors."""
         residuals, steps = checkpoint.unpack(saved, self.world_size, self.rank)
         self._parameters.check(residuals)
         checkpoint.check_momentum(residuals, self._owns_momentum())
         return residuals, steps
 
     def gathered_state_dict(self) -> dict[str, Any]:
-        """The state dicts of all ranks in one, on rank 0; all ranks call it, and the others get one
-        without content. For checkpoints that rank 0 alone writes; load_state_dict() takes it on
-        every rank, in any world size. Rank 0 needs memory for all ranks' residuals: 8 bytes a
-        parameter and rank, 12 with momentum."""
+        """Return the state dicts of all ranks in one dict, on rank 0, which can save them all.
+
+        All ranks call it; the other ranks get a dict without content. load_state_dict() takes it on
+        every rank, in any world size. Rank 0 needs memory for all ranks' residuals: 8 bytes per
+        parameter and rank, 12 with momentum.
+        """
         return gather(self.state_dict(), self._process_group)
 
     # Recovery and the end.
 
     def fail(self, error: errors.Error) -> errors.Error:
-        """Fails the exchange on every rank, each of which is told this reason. The first reason
-        stays, and is returned."""
+        """Fail the exchange on every rank with this error as the reason, unless it has failed
+        before. Returns the first reason."""
         check_kind("error", error, errors.Error, "a thinwire.Error")
         return self._session.abort(error)
 
@@ -477,31 +523,32 @@ class GradientExchange(Compression):
         *,
         made: Mapping[str, int] | int | None = None,
     ) -> Recovery:
-        """After an error: leaves the failed connections, and goes on in a new group of torch's, of
-        any size, with what this rank has kept. Every rank of the new group calls it; a new rank, on
+        """After an error: drop the failed connections, and continue in a new torch group of any
+        size with this rank's residuals. All ranks of the new group call it; a new rank calls it on
         a new exchange. The ranks agree on a step, and connect at the next use.
 
         Args:
             process_group: the new group; None: the default group.
-            made: the steps whose means the optimizer has, of all parameters, or of those for which
-                it is not the default. A step counts as made when all of it came back.
+            made: the number of steps whose means the optimizer has applied: an int for all
+                parameters, or a dict of the parameters that differ from the default. None, the
+                default: a step counts as made when all of its means came back.
 
         Returns:
-            The agreement. Where it is not `equal`, the caller takes parameters, buffers and the
-            optimizer's state from its `source`. No residual is lost, and none is sent twice:
-            residuals are those after the agreed step, with a failed one taken back. Those of a lost
-            rank are gone.
+            The agreement. If it is not `equal`, the caller copies parameters, buffers and the
+            optimizer's state from rank `source`. No residual is lost or sent twice: residuals are
+            those after the agreed step, and a failed step is undone. Those of a lost rank are gone.
 
         Raises:
             InvalidArgumentError: torch has no process group.
             MismatchError: the ranks are not of one run.
-            PeerLostError: a rank of the new group was lost meanwhile. Call it again, in another.
-            DataLossError: so was the only rank with whole parameters, while it handed these over.
+            PeerLostError: a rank of the new group was lost during the call. Call it again, in
+                another group.
+            DataLossError: the only rank with consistent parameters was lost while it sent them.
         """
         check_kind("made", made, (int, Mapping, type(None)), "steps, steps by parameter, or None")
         members = resolve(process_group, "recover")
         now, before = self._session.dissolve()
-        codec = self.config.codec if self._auto is None else self.codec  # not those that took turns
+        codec = self.config.codec if self._auto is None else self.codec  # not the codecs on trial
         mine = progress_of(
             self._session.ledger, codec, self.config.momentum, self.steps, made, users_of(members),
             self._whole,
@@ -517,15 +564,15 @@ class GradientExchange(Compression):
             self._auto.settle(process_group, agreement.goal.codec)
             self._rules = Rules(agreement.goal.codec)
         self._go_on(agreement.goal.codec, agreement.goal.momentum, kept)
-        if self._warm_up is not None:  # the ranks may have stopped on both sides of its end
+        if self._warm_up is not None:  # some ranks may have passed its end, and others not
             self._take_phase(warming_up=self._warms_up(self.steps))
         return agreement.result
 
     def _take_replica(
         self, result: Recovery, module: torch.nn.Module | None, optimizer: Optimizer | None
     ) -> None:
-        """Makes the replica that of the source, unless all are equal. Until all of it is here, this
-        rank is no source of a later recovery."""
+        """Copy the replica of the source, unless all are equal. Until the copy is complete, this
+        rank cannot be the source of a later recovery."""
         if result.equal:
             return
         members = resolve(self._process_group, "recover")
@@ -536,11 +583,11 @@ class GradientExchange(Compression):
 
     @property
     def lost_last_step(self) -> bool:
-        """True if the last step was submitted as a whole, and a part of it did not come back."""
+        """True if all of the last step was submitted, and some of its means did not come back."""
         return self._session.ledger.lost
 
     def _sparse(self) -> list[str]:
-        """The parameters that are sent as entries, whose momentum is this rank's own."""
+        """The parameters that are sent as entries; their momentum differs between ranks."""
         return [
             row["name"]
             for row in self._parameters.table(self._session.communicator, self._rules)
@@ -548,7 +595,7 @@ class GradientExchange(Compression):
         ]
 
     def close(self) -> None:
-        """Closes the connections. Happens by itself when the exchange goes, and at exit."""
+        """Close the connections. This also happens when the object is collected, and at exit."""
         COMPRESSED.pop(self, None)
         self._session.close()
 

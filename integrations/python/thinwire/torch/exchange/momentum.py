@@ -1,8 +1,9 @@
 """Momentum that moves from the optimizer into the exchange, which compresses it.
 
 Error feedback on the bare gradient diverges at one bit; on the momentum it converges (1-bit Adam,
-arXiv 2102.02888, section 4), and topk below 1 % needs the momentum of what it did not send (DGC,
-arXiv 1712.01887, section 3). So the optimizer gets finished momentum in place of gradients."""
+arXiv 2102.02888, section 4). topk below 1 % needs momentum correction for the elements that it has
+not sent (DGC, arXiv 1712.01887, section 3). So the optimizer gets finished momentum in place of
+gradients."""
 
 from __future__ import annotations
 
@@ -25,12 +26,13 @@ _paired: weakref.WeakSet[Optimizer] = weakref.WeakSet()
 class OwnedMomentum:
     """The momentum of an optimizer that belongs to an exchange.
 
-    No-op unless the exchange was created with momentum > 0, but for take(), which raises."""
+    Its methods do nothing unless the exchange was created with momentum > 0, except that take()
+    raises."""
 
     def __init__(self, momentum: float, nesterov: bool) -> None:
         self._momentum, self._nesterov = momentum, nesterov
         self._optimizer: Optimizer | None = None
-        self._moved: tuple[str, ...] = ()  # keys of param groups that must stay 0 from now on
+        self._moved: tuple[str, ...] = ()  # keys of param groups whose values must stay 0
         self._marks: dict[torch.Tensor, torch.Tensor] = {}
         self._groups: dict[torch.Tensor, dict[str, Any]] = {}
 
@@ -40,9 +42,9 @@ class OwnedMomentum:
         return self._optimizer is not None
 
     def pair(self, optimizer: Optimizer, moved: tuple[str, ...] = ()) -> None:
-        """Watch the gradients and param groups of this optimizer; without `moved`, of one that
-        hands over finished momentum buffers itself (1-bit Adam). InvalidArgumentError if it was
-        paired before."""
+        """Watch the gradients and param groups of this optimizer. moved: the keys of param groups
+        that have moved; none for an optimizer that provides its momentum itself (1-bit Adam).
+        InvalidArgumentError if it was paired before."""
         if optimizer in _paired:
             raise InvalidArgumentError(
                 f"this {type(optimizer).__name__} is paired with an exchange of compress() "
@@ -55,8 +57,8 @@ class OwnedMomentum:
     def take(
         self, optimizer: Optimizer, name_of: Callable[[torch.Tensor], str | None]
     ) -> dict[str, torch.Tensor]:
-        """Moves momentum and weight decay out of an optimizer's param groups that still have them;
-        returns the momentum buffers that it had, by name. See GradientExchange.take_momentum."""
+        """Move momentum and weight decay out of an optimizer's param groups that still have them.
+        Return its momentum buffers by name. See GradientExchange.take_momentum."""
         check_kind("optimizer", optimizer, Optimizer, "one of torch.optim")
         check_call("name_of", name_of)
         if not self._momentum:
@@ -68,17 +70,17 @@ class OwnedMomentum:
         return {name: buffer for name, buffer in named.items() if name is not None}
 
     def weight_decay_of(self, parameter: torch.Tensor) -> float:
-        """The fraction of the parameter that is added to its gradient before a submission."""
+        """Return the fraction of the parameter to add to its gradient before a submission."""
         if self._optimizer is None:
             return 0.0
-        if parameter not in self._groups:  # the optimizer may have got more groups
+        if parameter not in self._groups:  # groups may have been added to the optimizer
             groups = self._optimizer.param_groups
             self._groups = {p: group for group in groups for p in group["params"]}
         return self._groups.get(parameter, {}).get(WEIGHT_DECAY, 0.0)
 
     def check(self) -> None:
-        """Before gradients are submitted: InvalidArgumentError if the exchange owns the momentum
-        and no optimizer is paired, or if the optimizer has momentum or weight decay again."""
+        """InvalidArgumentError if the exchange owns the momentum and no optimizer is paired, or if
+        the optimizer has momentum or weight decay again. Call it before submitting gradients."""
         if self._optimizer is None:
             if self._momentum:
                 raise InvalidArgumentError(
@@ -102,7 +104,8 @@ class OwnedMomentum:
                     )
 
     def mark(self, parameter: torch.Tensor, result: torch.Tensor) -> None:
-        """After a wait: the optimizer's next step raises if the result was changed in between."""
+        """Make the optimizer's next step raise if the result is changed before it. Call it after a
+        wait."""
         if self._optimizer is not None:
             self._marks[parameter] = _mark_of(result)
 
@@ -112,7 +115,7 @@ class OwnedMomentum:
             for parameter, mark in self._marks.items()
             if parameter.grad is not None
         ]
-        if changed and torch.stack(changed).any():  # a GPU is asked once
+        if changed and torch.stack(changed).any():  # synchronizes with a GPU only once
             raise InvalidArgumentError(
                 "gradients were changed between backward() and step(): they are momentum now, "
                 "which clipping and unscaling would spoil. Under DDP clip by the options "
@@ -126,8 +129,8 @@ def has_moved(optimizer: Optimizer) -> bool:
 
 
 def _mark_of(tensor: torch.Tensor) -> torch.Tensor:
-    """A sample of the tensor's elements, as bits, so that a NaN equals itself. Scaling changes
-    every element, and clipping by value soon changes one of these."""
+    """Return a sample of the tensor's elements, as bits, so that a NaN equals itself. A sample is
+    enough: scaling changes every element, and clipping by value soon changes one of these."""
     flat = tensor.detach().flatten()
     sample = flat[:: max(1, flat.numel() // _SAMPLE)]
     return sample.to(torch.float32, copy=True).view(torch.int32)
@@ -153,7 +156,7 @@ def _check_group(number: int, group: dict[str, Any], momentum: float, nesterov: 
 def _take_over(
     optimizer: Optimizer, momentum: float, nesterov: bool
 ) -> dict[torch.Tensor, torch.Tensor]:
-    """Moves momentum and weight decay out of the param groups that still have them; returns the
+    """Move momentum and weight decay out of the param groups that still have them. Return the
     momentum buffers that the optimizer had, by parameter.
 
     InvalidArgumentError, with nothing changed, for an optimizer whose momentum is not SGD's."""

@@ -1,10 +1,10 @@
-"""Recovery: after an error the ranks that are left agree on a step and go on from there.
+"""Recovery: after an error the remaining ranks agree on a step and continue from there.
 
-A rank that has all means of a step has had the last bytes of every peer, and peers change their
-residuals before they send. So if one rank has a step, the residuals of all others are those after
-it, though their parameters are not: these are taken from that rank. A step that no rank has is
-taken back everywhere. Ranks are one step apart at most, since none can finish a step before all
-have submitted it; one undo log is enough."""
+A rank that has all means of a step has received the last bytes of every peer, and peers change
+their residuals before they send. So if one rank has a step, the residuals of all others are those
+after it, but their parameters are not: these are copied from that rank. A step that no rank has is
+undone on all ranks. Ranks are at most one step apart, because none can finish a step before all
+have submitted it; so one undo log is enough."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from thinwire.torch import agree, group, tensors
 from thinwire.torch.exchange.bucket import Bucket
 from thinwire.torch.exchange.checkpoint import Memory, Residuals, merged
 
-_UNDER_WAY = 2  # steps at most: with delay=1 one more is begun before the last one's means come
+_UNDER_WAY = 2  # most steps in flight: with delay=1 a step begins before the last one's means come
 
 
 class StepLedger:
-    """The buckets that the last step has touched, and those of them that came back.
+    """The buckets of the last step, and those whose means have come back.
 
-    Additions and removals are single steps of the interpreter, so the waiter's thread may note an
-    end while the caller submits."""
+    Additions and removals are atomic in the interpreter, so the waiter's thread may call
+    came_back() while the caller submits."""
 
     def __init__(self) -> None:
-        self.in_step = False  # parts of a step have been submitted, and not its end
-        self._touched: set[Bucket] = set()  # by the last step that was begun
-        self._unfinished: set[Bucket] = set()  # its buckets that are in flight, or failed
+        self.in_step = False  # True between a step's first submission and end_step()
+        self._touched: set[Bucket] = set()  # buckets of the last step that was begun
+        self._unfinished: set[Bucket] = set()  # those of them that are in flight or failed
 
     def submitted(self, bucket: Bucket) -> None:
         if not self.in_step:
@@ -41,61 +41,61 @@ class StepLedger:
         self._unfinished.add(bucket)
 
     def came_back(self, bucket: Bucket) -> None:
-        """The bucket holds the mean."""
+        """Note that the bucket holds the mean."""
         self._unfinished.discard(bucket)
 
     def end_step(self) -> frozenset[Bucket]:
-        """Return the buckets of the step, none if there were none since the last end."""
+        """Return the buckets submitted since the last end_step()."""
         touched = frozenset(self._touched if self.in_step else ())
         self.in_step = False
         return touched
 
     @property
     def lost(self) -> bool:
-        """True if the last step was submitted as a whole, and a part of it did not come back."""
+        """True if all of the last step was submitted, and some of its means did not come back."""
         return not self.in_step and bool(self._unfinished)
 
     def touched(self) -> set[str]:
-        """The parameters of the last step that was begun."""
+        """Return the parameters of the last step that was begun."""
         return {part.name for bucket in self._touched for part in bucket.parts}
 
 
 class Recovery(NamedTuple):
     """The agreement of the ranks, the same on all of them."""
 
-    step: int  # the steps that count as made
+    step: int  # the number of steps that count as made
     source: int  # the lowest rank of the new group that has made them all
-    equal: bool  # all ranks have made the same; else parameters are to be taken from `source`
+    equal: bool  # all ranks have made the same steps; else parameters must come from `source`
 
 
 class Progress(NamedTuple):
     """How far a rank has come, in steps."""
 
-    made: int  # the optimizer has, or may have, the means of that many
-    begun: int  # that many were begun, of which the last one may have touched some parameters only
-    made_of: Mapping[str, int]  # by parameter, where they differ; of all, or empty
+    made: int  # steps whose means the optimizer has, or may have
+    begun: int  # steps that were begun; the last one may have touched only some parameters
+    made_of: Mapping[str, int]  # `made` by parameter, for all of them; empty if they do not differ
     codec: str
     momentum: float
-    users: Mapping[str, int]  # of group.users_of
-    whole: bool  # its parameters are of one step, and no recovery was cut that replaces them
+    users: Mapping[str, int]  # group.users_of()
+    whole: bool  # its parameters are of one step: no recovery was interrupted while copying them
 
     def of(self, name: str) -> int:
         return self.made_of.get(name, self.made)
 
     def all_made(self) -> int:
-        """The steps that all parameters have."""
+        """Return the number of steps that all parameters have made."""
         return min(self.made_of.values(), default=self.made)
 
     def order(self) -> tuple[int, int]:
-        """Grows with what was made."""
+        """Return a sort key: ranks that have made more come later."""
         return self.all_made(), sum(self.made_of.values())
 
 
 class Agreement:
-    """The progress of all ranks of the new group. All of them make one."""
+    """The progress of all ranks of the new group. All its ranks create one."""
 
     def __init__(self, mine: Progress, process_group: dist.ProcessGroup) -> None:
-        """MismatchError, on every rank, if ranks are further apart than those of one run can be."""
+        """MismatchError on every rank if ranks are further apart than is possible in one run."""
         self._group = process_group
         reports: list[Any] = [None] * dist.get_world_size(process_group)
         dist.all_gather_object(reports, mine, group=process_group)
@@ -116,8 +116,8 @@ class Agreement:
         self.result = Recovery(self.goal.all_made(), source, equal)
 
     def choose(self, now: Residuals, before: Residuals, touched: Collection[str]) -> Residuals:
-        """This rank's residuals after the step that was agreed on. before: those that the last step
-        found, of which it changed the parameters in `touched`."""
+        """Return this rank's residuals after the agreed step. before: the residuals before the last
+        step, which has changed those of the parameters in `touched`."""
         last = self._mine.begun - 1
         return {
             name: before.get(name, memory)
@@ -127,8 +127,9 @@ class Agreement:
         }
 
     def share_momentum(self, kept: Residuals, sparse: Collection[str]) -> Residuals:
-        """The momentum that all ranks have alike, from the source, unless they have it already. A
-        rank that lacks the last step's means lacks its momentum, too."""
+        """Return the residuals with the momentum of the source, unless all ranks are equal: a rank
+        that lacks the last step's means lacks its momentum, too. sparse: the parameters whose
+        momentum differs between ranks."""
         if self.result.equal:
             return kept
         mine = {
@@ -168,7 +169,8 @@ def progress_of(
     users: Mapping[str, int],
     whole: bool,
 ) -> Progress:
-    """steps: that were submitted as a whole. made: as GradientExchange.recover takes it."""
+    """Return this rank's progress. steps: the number of steps that were submitted as a whole. made:
+    as GradientExchange.recover() takes it."""
     begun = steps + ledger.in_step
     default = made if isinstance(made, int) else steps - ledger.lost
     made_of = made if isinstance(made, Mapping) else {}
@@ -176,7 +178,7 @@ def progress_of(
 
 
 def fit(kept: Residuals, old: int, new: int) -> Residuals:
-    """The residuals of a rank of `old` for one of `new` ranks."""
+    """Convert the residuals of a rank of `old` ranks for a world of `new` ranks."""
     if old == new:
         return kept
     return {name: merged(memory, old) for name, memory in kept.items()}

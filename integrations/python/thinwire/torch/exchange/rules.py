@@ -1,4 +1,4 @@
-"""Rules: which codec each parameter goes with."""
+"""Rules: the codec of each parameter."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ Codec = str | Mapping[str, str]
 
 _ALL = "*"
 
-# Words that stand for parameters by their structure, beside patterns of names: those with one
-# dimension (biases, norms), and the weights of embeddings.
+# Words that select parameters by their structure and not by name: those with one dimension (biases,
+# norms), and the weights of embeddings.
 STRUCTURES = ("1d", "embedding")
-Structure = Mapping[str, Collection[str]]  # names of parameters by such a word
+Structure = Mapping[str, Collection[str]]  # parameter names by such a word
 
-# Biases and norms are under 1 % of the bytes, so they go exactly.
+# Biases and norms are under 1 % of the bytes, so they are sent exactly.
 DEFAULT = {"1d": "fp32", _ALL: "int4"}
 
 
@@ -36,8 +36,8 @@ class Rules:
         structure: Structure | None = None,
         among: Sequence[str] | None = None,
     ) -> None:
-        """structure: names of parameters by the words of STRUCTURES; None: it is not known. among:
-        the joined codecs, with those that no rule names yet; None: those that the rules name."""
+        """structure: parameter names by the words of STRUCTURES; None: unknown. among: the joined
+        codecs, including some that no rule names yet; None: the codecs that the rules name."""
         self._structure = {} if structure is None else structure
         if not isinstance(self._structure, Mapping) or any(
             word not in STRUCTURES or isinstance(names, str) or not isinstance(names, Collection)
@@ -61,20 +61,20 @@ class Rules:
 
     @property
     def joined(self) -> str:
-        """All codecs, separated by ";", as tw_options.codec takes them."""
+        """All codecs, separated by ";", in the form of tw_options.codec."""
         return ";".join(self.specs)
 
     @property
     def needs_names(self) -> bool:
-        """True if any rule but "*" is there, so that parameters must have names."""
+        """True if there is a rule other than "*", so that parameters must have names."""
         return any(pattern != _ALL for pattern in self.by_pattern)
 
     def index_of(self, name: str) -> int:
-        """The number of the parameter's codec among the joined ones."""
+        """Return the number of the parameter's codec among the joined codecs."""
         return self.specs.index(self.by_pattern[self.rule_of(name)])
 
     def rule_of(self, name: str) -> str:
-        """The first pattern that matches. InvalidArgumentError if none does."""
+        """Return the first pattern that matches. InvalidArgumentError if none does."""
         for pattern in self.by_pattern:
             if self._matches(name, pattern):
                 return pattern
@@ -89,14 +89,14 @@ class Rules:
         return name in self._structure.get(pattern, ()) or fnmatchcase(name, pattern)
 
     def check_specs(self) -> None:
-        """InvalidArgumentError for a codec that the library does not know, or a wrong option."""
+        """InvalidArgumentError for an unknown codec, or a wrong option of one."""
         for spec in self.specs:
             codec_info(spec)
 
     def check_names(self, names: Iterable[str]) -> None:
-        """InvalidArgumentError unless every parameter has a rule, and every rule but "*" a
-        parameter. A rule that never applies is a misspelt one, or stands behind one that takes all
-        of its parameters."""
+        """InvalidArgumentError unless every parameter has a rule, and every rule except "*" has a
+        parameter. A rule that never applies is misspelt, or comes after a rule that matches all of
+        its parameters."""
         names = list(names)
         used = {self.rule_of(name) for name in names}
         for pattern in self.by_pattern:
@@ -118,7 +118,8 @@ class Rules:
         )
 
     def check_momentum(self, momentum: float) -> None:
-        """Refuses a codec that diverges without momentum, and warns of one that loses accuracy."""
+        """InvalidArgumentError for a codec that diverges without momentum; a warning for one that
+        loses accuracy."""
         if momentum:
             return
         for spec in self.specs:
@@ -139,15 +140,15 @@ class Rules:
 
 
 def infos_of(codec: Codec | None) -> list[CodecInfo]:
-    """Return what the library knows of the codecs that compress() takes for this argument; nothing
-    for "auto". InvalidArgumentError for what is no codec."""
+    """Return the CodecInfo of each codec in this argument of compress(); [] for "auto".
+    InvalidArgumentError if it is not a codec."""
     named = codec if isinstance(codec, Mapping) else config.resolve(codec=codec).codec
     return [] if named == "auto" else [codec_info(spec) for spec in Rules(named).specs]
 
 
 def check_no_momentum(adapter: str, options: Mapping[str, Any]) -> None:
-    """InvalidArgumentError if compress() would be given momentum, or a codec that needs it, under a
-    framework that keeps its optimizer to itself, where thinwire cannot take it over."""
+    """InvalidArgumentError for momentum, or a codec that needs it, with a framework that does not
+    give compress() its optimizer, so that momentum cannot move into the exchange."""
     keeps = f"in {adapter}: its optimizer keeps its own"
     if options.get("momentum"):
         raise wrong(

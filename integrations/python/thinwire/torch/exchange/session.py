@@ -31,17 +31,17 @@ _warned_of_one_node = threading.Event()
 
 
 def warn_of_two_communicators(matches_by_order: bool) -> None:
-    """Log one warning per process where data runs over NCCL beside a process group of torch's on
-    NCCL, and a variable turns the two communicators into a hang or an error.
+    """Log one warning per process if data runs over NCCL, torch also has a process group on NCCL,
+    and an environment variable makes the two communicators hang or fail.
 
     The library launches from its own thread and torch from the caller's, so ranks may launch in
     different orders. NCCL orders two communicators only with NCCL_LAUNCH_ORDER_IMPLICIT=1, and
     then returns ncclInvalidUsage when two threads launch at the same time (NCCL_LAUNCH_RACE_FATAL;
-    NCCL 2.30, src/misc/strongstream.cc). Without that variable the kernels of both have to fit on
-    the GPU at once, and to lie in different hardware queues.
+    NCCL 2.30, src/misc/strongstream.cc). Without that variable the kernels of both must fit on the
+    GPU at the same time, and be in different hardware queues.
 
     Args:
-        matches_by_order: Communicator.matches_by_order(); NCCL's exchanges alone do.
+        matches_by_order: Communicator.matches_by_order(), which is True only over NCCL.
     """
     if not matches_by_order or not _torch_uses_nccl() or _warned_of_two.is_set():
         return
@@ -61,8 +61,8 @@ def warn_of_two_communicators(matches_by_order: bool) -> None:
 
 
 def warn_where_nothing_is_gained(topology: str) -> None:
-    """Log one warning per process where compression makes an exchange slower: over NCCL among the
-    GPUs of one node that NVLink joins.
+    """Log one warning per process if compression makes an exchange slower: over NCCL among the GPUs
+    of one node with NVLink.
 
     Args:
         topology: Communicator.topology().
@@ -73,7 +73,7 @@ def warn_where_nothing_is_gained(topology: str) -> None:
 
 
 def _torch_uses_nccl() -> bool:
-    """True if torch's default process group has NCCL, alone or beside another backend."""
+    """Return whether torch's default process group uses NCCL, alone or with another backend."""
     return dist.is_available() and dist.is_initialized() and "nccl" in dist.get_backend_config()
 
 
@@ -81,34 +81,34 @@ class Session:
     """Owns the communicator and the waiter. After the first error it stays failed. Thread-safe."""
 
     def __init__(self, membership: Membership, config: Config) -> None:
-        """InvalidArgumentError if this machine lacks what the settings name."""
+        """InvalidArgumentError if this machine lacks something that the settings name."""
         check_here(config)
         self.config = config
         self._membership = membership
-        self.restored: checkpoint.Residuals = {}  # the last argument of load()
+        self.restored: checkpoint.Residuals = {}  # the residuals of the last load()
         self._first_step = 0
         self._counted_before: Counter[str] = Counter()
         self._lock = threading.Lock()
         self._communicator: Communicator | None = None
         self._waiter: Waiter | None = None
         self._device: Device | None = None
-        self._submitted: set[InFlight] = set()  # those that complete() is to be called for
+        self._submitted: set[InFlight] = set()  # uses that complete() was not called for yet
         self.ledger = StepLedger()
-        self._last: frozenset[Bucket] = frozenset()  # those with a name, of the last step
+        self._last: frozenset[Bucket] = frozenset()  # buckets of the last step that have a name
         self._error: errors.Error | None = None
         self._closed = False
         self._dissolved: tuple[checkpoint.Residuals, checkpoint.Residuals] | None = None
-        self._home: HomeProcess | None = None  # of the connections
+        self._home: HomeProcess | None = None  # the process that has connected
         self._end: weakref.finalize | None = None
 
     @property
     def rank(self) -> int:
-        """Within the process group. InvalidArgumentError while there is none."""
+        """This rank in the process group. InvalidArgumentError before that is initialized."""
         return self._membership.rank
 
     @property
     def size(self) -> int:
-        """Ranks of the process group. InvalidArgumentError while there is none."""
+        """The number of ranks in the group. InvalidArgumentError before that is initialized."""
         return self._membership.size
 
     def successor(
@@ -119,9 +119,9 @@ class Session:
         kept: checkpoint.Residuals,
         step: int,
     ) -> Session:
-        """Closes this session, and returns one with another codec and momentum that starts from
-        `kept` at `step` and goes on counting. All ranks call it, with nothing in flight; allowed
-        after a failure."""
+        """Close this session. Return one with another codec and momentum that starts from the
+        residuals `kept` at `step` and continues the counters. All ranks call it, with nothing in
+        flight; allowed after a failure."""
         counts = self.stats()
         self.close()
         config = dataclasses.replace(self.config, codec=codec, momentum=momentum)
@@ -131,8 +131,8 @@ class Session:
         return session
 
     def stats(self) -> Counter[str]:
-        """The counts of the communicator and of the sessions before this one. Waits until nothing
-        is in flight."""
+        """Return the counters of the communicator and of the sessions before this one. Waits until
+        nothing is in flight."""
         self.wait_idle()
         counts = Counter(self._counted_before)
         if self._communicator is not None:
@@ -140,12 +140,13 @@ class Session:
         return counts
 
     def summary(self, steps: int | None = None) -> dict[str, Any]:
-        """Return the counts of stats() in the form that users get: steps, all_reduces, raw_bytes
-        (a ring of fp32 would have sent them), wire_bytes (sent by this rank), ratio = raw / wire,
-        planned_chunks (their order was predicted), seconds by stage, summed over the lanes, and
-        transport and topology, which are None before the first use and after close().
+        """Return the counters in the form that users get: steps, all_reduces, raw_bytes (a ring
+        allreduce of fp32 would have sent them), wire_bytes (sent by this rank),
+        ratio = raw_bytes / wire_bytes, planned_chunks (chunks whose order was predicted), seconds
+        by stage, summed over the lanes, and transport and topology, which are None before the first
+        use and after close().
 
-        steps: None: each allreduce is one."""
+        steps: None: each allreduce counts as a step."""
         counts = self.stats()
         names = ("all_reduces", "raw_bytes", "wire_bytes", "planned_chunks")
         found = {name: int(counts.get(name, 0)) for name in names}
@@ -160,12 +161,12 @@ class Session:
         }
 
     def close_with(self, owner: object) -> None:
-        """Closes when `owner` goes, or before the interpreter does."""
+        """Close when `owner` is collected, or before the interpreter exits."""
         self._end = weakref.finalize(owner, self.close)
 
     @property
     def error(self) -> errors.Error | None:
-        """The first failure."""
+        """The first failure; None if there was none."""
         return self._error
 
     @property
@@ -174,15 +175,15 @@ class Session:
         return self._communicator
 
     def fail(self, error: errors.Error) -> errors.Error:
-        """Keeps the first reason, and returns it."""
+        """Keep the error unless there was one before; return the first."""
         with self._lock:
             if self._error is None:
                 self._error = error
             return self._error
 
     def abort(self, error: errors.Error) -> errors.Error:
-        """Fails the group on every rank, if it is connected; all of them are told this reason,
-        unless there was one before. Returns the first."""
+        """Fail the group on every rank, if it is connected, with this reason unless there was one
+        before. Return the first reason."""
         first = self.fail(error)
         communicator = self._communicator
         if first is error and communicator is not None:
@@ -190,10 +191,10 @@ class Session:
         return first
 
     def connect(self, tensor: torch.Tensor) -> tuple[Communicator, Device, Waiter]:
-        """The communicator for tensors on this one's device, which is the session's from the first
-        call on. The first call blocks until all ranks make it. Raises the first error of this
-        session, if there was one."""
-        group = self._membership.group()  # a missing one is no failure of the session
+        """Return the communicator, device and waiter for tensors on this tensor's device, which
+        must be that of the first call. The first call blocks until all ranks make it. Raises the
+        first error of this session, if there was one."""
+        group = self._membership.group()  # its errors do not fail the session
         self._check_home()
         with self._lock:
             if self._error is not None:
@@ -213,8 +214,8 @@ class Session:
             return self._communicator, self._device, self._waiter
 
     def _check_home(self) -> None:
-        """InvalidArgumentError in a forked child, whose parent has the connections. It comes before
-        any lock and any wait, since no thread would end these."""
+        """InvalidArgumentError in a forked child, whose parent has the connections. Call it before
+        any lock or wait: the child lacks the threads that would end them."""
         if self._home is not None:
             self._home.check("this connection")
 
@@ -228,7 +229,7 @@ class Session:
     def _connect(self, group: Group, device: Device) -> None:
         self._home = HomeProcess()
         communicator = group.connect(dataclasses.replace(self.config, device=device.name))
-        communicator.leave_exit_to_owner()  # it would end before what is in flight
+        communicator.leave_exit_to_owner()  # it would close before pending work is done
         try:
             checkpoint.write(communicator, self.restored)
             communicator.set_step(self._first_step)
@@ -248,12 +249,13 @@ class Session:
         device: Device,
         result: torch.Tensor | None = None,
     ) -> comm.Work | comm.Bucket:
-        """Hands a bucket to the library; no other code does. result: where to, if not in place."""
+        """Hand a bucket to the library; no other code does. result: where the result goes; None: in
+        place."""
         address = tensor.data_ptr()
         target = address if result is None else result.data_ptr()
         if bucket.parts and bucket.numel > 0:
             work = handle_of(bucket, communicator).start(address, target, device.stream())
-            self.ledger.submitted(bucket)  # a refused submission changes nothing that is kept
+            self.ledger.submitted(bucket)  # a rejected submission changes no residual
             return work
         if result is not None or (bucket.shape is not None and bucket.numel > 0):
             return handle_of(bucket, communicator).start(address, target, device.stream())
@@ -269,9 +271,9 @@ class Session:
         finish: Callable[[], None] | None = None,
         result: torch.Tensor | None = None,
     ) -> Pending:
-        """Reduces a contiguous tensor, in place unless there is a `result`; returns a future of the
-        result, which completes after `finish` has run: in the order of their submission, or when
-        Pending.wait() is called. Both tensors are kept alive until then."""
+        """Reduce a contiguous tensor, in place unless there is a `result`. The future of the result
+        completes after `finish` has run: in the order of submission, or when Pending.wait() is
+        called. Both tensors are kept alive until then."""
         communicator, device, waiter = self.connect(tensor)
         work = self._launch(bucket, tensor, communicator, device, result)
         in_flight = InFlight(bucket, tensor if result is None else result, work)
@@ -287,8 +289,8 @@ class Session:
     def submit(
         self, bucket: Bucket, tensor: torch.Tensor, result: torch.Tensor | None = None
     ) -> InFlight:
-        """Reduces a contiguous tensor, in place unless there is a `result`, for a caller who calls
-        complete(). Results may be waited for in any order."""
+        """Reduce a contiguous tensor, in place unless there is a `result`. The caller must call
+        complete(), in any order."""
         communicator, device, _ = self.connect(tensor)
         work = self._launch(bucket, tensor, communicator, device, result)
         in_flight = InFlight(bucket, tensor, work)
@@ -296,8 +298,8 @@ class Session:
         return in_flight
 
     def end_step(self, *, repeats: bool | None) -> None:
-        """Says that all of a training step has been submitted. repeats: the next step will submit
-        the same buckets; None: as far as is known."""
+        """Call after all of a training step was submitted. repeats: whether the next step will
+        submit the same buckets; None: unknown."""
         buckets = self.ledger.end_step()
         communicator = self._communicator
         if communicator is None:
@@ -305,8 +307,8 @@ class Session:
         if repeats is None:
             named = frozenset(bucket for bucket in buckets if bucket.name is not None)
             like_the_last, self._last = named == self._last, named
-            # Where all exchanges start in one order, a predicted bucket that does not come would
-            # hold whatever is behind it; elsewhere it is withdrawn.
+            # If exchanges match by order, a predicted bucket that does not come would block all
+            # later ones; if they match by tag, it is withdrawn.
             repeats = like_the_last and not communicator.matches_by_order()
         if repeats:
             communicator.end_step()
@@ -314,14 +316,14 @@ class Session:
             communicator.forget_step()
 
     def complete(self, in_flight: InFlight) -> None:
-        """Returns when the tensor holds the result, on a GPU for later work of the current stream.
-        Raises the typed error of a failure."""
+        """Return when the tensor holds the result (on a GPU: for later work of the current stream).
+        Raise the typed error of a failure."""
         try:
             in_flight.work.wait_stream(self._device.stream())
             self.ledger.came_back(in_flight.bucket)
         except errors.Error as error:
             raise errors.again(self.fail(error)) from None
-        except BaseException as interruption:  # Ctrl-C: its result can't be waited for once more
+        except BaseException as interruption:  # Ctrl-C: the result cannot be waited for again
             self.fail(
                 errors.Error(
                     f"rank {self.rank} was interrupted by {type(interruption).__name__} in the "
@@ -333,8 +335,8 @@ class Session:
             self._submitted.discard(in_flight)
 
     def load(self, residuals: checkpoint.Residuals, step: int) -> None:
-        """Replaces everything that is kept, and says which step comes next, now or when the group
-        is connected."""
+        """Replace all residuals and momentum, and set the number of the next step, now or when the
+        group is connected."""
         self.wait_idle()
         if self._communicator is not None:
             checkpoint.write(self._communicator, residuals)
@@ -342,15 +344,16 @@ class Session:
         self.restored, self._first_step = residuals, step
 
     def replace(self, residuals: checkpoint.Residuals) -> None:
-        """Replaces what is kept of these parameters alone, which no step has used since load()."""
+        """Replace the residuals and momentum of only these parameters, which no step has used since
+        load()."""
         self.wait_idle()
         if self._communicator is not None:
             checkpoint.put(self._communicator, residuals)
         self.restored = {**self.restored, **residuals}
 
     def memory(self) -> checkpoint.Residuals:
-        """Residuals and momentum of each parameter. Waits until nothing is in flight. Error after
-        close(), which drops them."""
+        """Return the residuals and momentum of each parameter. Waits until nothing is in flight.
+        Raises Error after close(), which drops them."""
         self.wait_idle()
         if self._communicator is None:
             if self._closed and self._home is not None:  # it was connected
@@ -359,15 +362,15 @@ class Session:
         return checkpoint.read(self._communicator, self.config.momentum != 0)
 
     def dissolve(self) -> tuple[checkpoint.Residuals, checkpoint.Residuals]:
-        """Fails the group on every rank, unless it has failed, and waits until nothing is in
-        flight. Returns what is kept: as it is now, and as the last step found it."""
+        """Fail the group on every rank, unless it has failed, and wait until nothing is in flight.
+        Return the residuals as they are now, and as they were before the last step."""
         self._check_home()
         if self._closed:
             raise errors.Error("this state was closed; create another, and load its state dict")
         communicator = self._communicator
         if communicator is None:
             return self.restored, self.restored
-        if self._dissolved is not None:  # for a recovery that was cut
+        if self._dissolved is not None:  # an earlier recovery was interrupted
             return self._dissolved
         self.abort(errors.Error(f"rank {self.rank} left the group to recover"))
         self.wait_idle()
@@ -378,20 +381,20 @@ class Session:
         return self._dissolved
 
     def wait_idle(self) -> None:
-        """Returns when nothing is in flight."""
+        """Return when nothing is in flight."""
         self._check_home()
         if self._waiter is not None:
             self._waiter.wait_idle()
 
     def describe(self) -> str:
-        """Return, as text, who waits for whom on this rank, and the engine's last events."""
+        """Return, as text, what this rank waits for, and the engine's last events."""
         communicator = self._communicator
         return "not connected yet\n" if communicator is None else communicator.describe()
 
     def close(self) -> None:
-        """Waits for what is in flight, and says goodbye to the peers. It fails the group instead,
-        which waits for nobody, where an exception ends this process, or where the peers wait for
-        the rest of a step. May be called twice. In a forked child it does nothing."""
+        """Wait for pending work, and close the connections. If an exception ends this process, or
+        if the peers wait for the rest of a step, fail the group instead, without waiting. A second
+        call does nothing, and so does a call in a forked child."""
         if self._home is not None and not self._home.is_here():
             return
         with self._lock:
@@ -401,7 +404,7 @@ class Session:
             communicator, waiter = self._communicator, self._waiter
             self._communicator = self._waiter = None
         if self._end is not None:
-            self._end.detach()  # it would keep this session as long as its owner lives
+            self._end.detach()  # it would keep this session alive as long as its owner
         if communicator is None:
             return
         reason = self._reason_to_abort(waiter.busy() or bool(self._submitted))
@@ -421,5 +424,5 @@ class Session:
         while self._submitted:
             try:
                 self.complete(next(iter(self._submitted)))
-            except errors.Error as error:  # nobody waits for it any more
+            except errors.Error as error:  # no caller will wait for it
                 _log.info("closing: %s", error)

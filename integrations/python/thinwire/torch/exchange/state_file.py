@@ -1,9 +1,9 @@
-"""State files: a rank's state dict as a safetensors file, written so that a crash loses nothing.
+"""State files: a rank's state dict as a safetensors file, written atomically.
 
-A file has the tensors "PARAMETER/first", "PARAMETER/second" and "PARAMETER/momentum", all float32,
-and in its header, as text: thinwire_state (the version of this form), world, rank, steps, replicas
-(of FSDP2 alone), and as JSON codec and sparse; and digest, of all that and of all tensors. Nothing
-is pickled, so a file can't run code."""
+A file has the tensors "PARAMETER/first", "PARAMETER/second" and "PARAMETER/momentum", all float32.
+Its header has, as text: thinwire_state (the version of this format), world, rank, steps, replicas
+(FSDP2 only), codec and sparse as JSON, and digest, of all these and of all tensors. Nothing is
+pickled, so a file cannot run code."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ from thinwire.torch.exchange import checkpoint
 
 VERSION = "2"
 _NUMBERS = ("world", "rank", "steps")
-_OPTIONAL = ("replicas",)  # numbers as well
+_OPTIONAL = ("replicas",)  # optional numbers
 _JSON = ("codec", "sparse")
 
 PathLike = str | os.PathLike
 
 
 def save(state_dict: Mapping[str, Any], path: PathLike) -> None:
-    """Replaces the file at once: who opens it at any time, also after a crash in mid-save, finds
-    the old one or the new one, whole. A crash may leave a file `.NAME.*.part` beside it."""
+    """Replace the file atomically: at any time, also after a crash during the save, it is complete,
+    the old file or the new one. A crash may leave a file `.NAME.*.part` in the same folder."""
     _check_path(path)
     _replace(Path(os.path.realpath(path)), to_bytes(state_dict))
 
 
 def to_bytes(state_dict: Mapping[str, Any]) -> bytes:
-    """The contents of a state file."""
+    """Return the contents of a state file."""
     tensors = {
         f"{name}/{kind}": tensor.clone(memory_format=torch.contiguous_format)
         for name, memory in state_dict["residuals"].items()
@@ -55,7 +55,7 @@ def to_bytes(state_dict: Mapping[str, Any]) -> bytes:
 
 
 def from_bytes(content: bytes, what: str) -> dict[str, Any]:
-    """The state dict whose state file has these contents; `what` names it in errors."""
+    """Return the state dict of a state file with these contents; `what` names it in errors."""
     try:
         tensors = safetensors.torch.load(content)
         (size,) = struct.unpack_from("<Q", content)
@@ -66,8 +66,8 @@ def from_bytes(content: bytes, what: str) -> dict[str, Any]:
 
 
 def load(path: PathLike) -> dict[str, Any]:
-    """The state dict. InvalidArgumentError for a file that is not there, is no state file, or is
-    damaged."""
+    """Return the state dict. InvalidArgumentError if the file does not exist, is not a state file,
+    or is damaged."""
     _check_path(path)
     file = os.fspath(path)
     try:
@@ -94,7 +94,7 @@ def _read(file: str, header: dict[str, str], tensors: dict[str, torch.Tensor]) -
 
 
 def load_all(paths: PathLike | Sequence[PathLike]) -> dict[str, Any] | list[dict[str, Any]]:
-    """Return this rank's file, or all ranks' files, in the form that load_state_dict takes."""
+    """Return this rank's file, or all ranks' files, in the form that load_state_dict() takes."""
     if isinstance(paths, (str, os.PathLike)):
         return load(paths)
     if not isinstance(paths, Sequence) or not paths:
@@ -147,7 +147,8 @@ def _nested(file: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, dict[st
 
 
 def _digest(header: Mapping[str, str], tensors: Mapping[str, torch.Tensor]) -> str:
-    """Digest names and values: safetensors notices a file that was cut, and no changed bit."""
+    """Return a digest of names and values. safetensors notices a truncated file, but not a changed
+    bit."""
     library, parts = _library.load(), [json.dumps(header, sort_keys=True).encode()]
     for key in sorted(tensors):
         tensor, name = tensors[key].contiguous(), key.encode()
@@ -164,7 +165,7 @@ def _replace(path: Path, content: bytes) -> None:
         with open(part, "xb") as file:
             file.write(content)
             file.flush()
-            os.fsync(file.fileno())  # the bytes come before the name
+            os.fsync(file.fileno())  # the bytes must be on the disk before the name
         os.replace(part, path)
     except OSError as error:
         part.unlink(missing_ok=True)
@@ -172,6 +173,6 @@ def _replace(path: Path, content: bytes) -> None:
         raise _bad(str(path), f"can't be written: {error}", fix) from error
     folder = os.open(path.parent, os.O_RDONLY)
     try:
-        os.fsync(folder)  # the new name, too, outlives a loss of power
+        os.fsync(folder)  # so that the new name survives a power failure, too
     finally:
         os.close(folder)

@@ -1,8 +1,8 @@
 """A thread that waits for allreduces in flight and completes torch futures; and the device of their
-tensors, on which work is ordered.
+tensors, which orders work.
 
-On the host a result is there as soon as a wait returns. On a GPU three streams are ordered by
-events: the stream that makes a tensor, the library's own, and the stream that uses the result."""
+On the host a result is ready when a wait returns. On a GPU events order three streams: the stream
+that makes a tensor, the library's own, and the stream that uses the result."""
 
 from __future__ import annotations
 
@@ -19,33 +19,33 @@ from thinwire.torch.exchange.bucket import InFlight
 
 
 class Device:
-    """The host, where a result is there as soon as a wait returns."""
+    """The host, where a result is ready when a wait returns."""
 
     name = "cpu"
 
     def enter_thread(self) -> None:
-        """A thread of the library's own calls this before anything else."""
+        """Prepare a thread of this package; it must call this first."""
 
     def stream(self) -> int | None:
-        """The stream that the library's work comes after: a cudaStream_t, or None."""
+        """Return the stream that the library's work must follow: a cudaStream_t, or None."""
         return None
 
     def later_stream(self) -> int | None:
-        """The stream that the library's results come before: a cudaStream_t, or None."""
+        """Return the stream that must follow the library's work: a cudaStream_t, or None."""
         return None
 
     @contextlib.contextmanager
     def finishing(self, _tensor: torch.Tensor) -> Iterator[None]:
-        """Work on a result runs inside this context, and its future completes there."""
+        """The context in which work on a result must run and its future must be completed."""
         yield
 
     def future(self) -> torch.futures.Future:
-        """A new future of a tensor on this device."""
+        """Return a new future of a tensor on this device."""
         return torch.futures.Future()
 
 
 class CudaDevice(Device):
-    """A GPU. Futures carry events: whoever waits for one makes its stream wait, not the host."""
+    """A GPU. Futures carry events: waiting for one makes the current stream wait, not the host."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -53,9 +53,9 @@ class CudaDevice(Device):
         self.name = f"cuda:{device.index}"
 
     def enter_thread(self) -> None:
-        # A new thread's current device is GPU 0. When a stream's scope ends, torch goes back to it,
-        # and the runtime makes a context there, which takes GPU 0's memory for every other rank.
-        # A GPU that fails here fails in the work too, and whoever waits gets that error.
+        # A new thread's current device is GPU 0. When a stream's scope ends, torch returns to it,
+        # and the runtime creates a context there, which takes memory of GPU 0 for every other rank.
+        # A GPU that fails here fails in the work too, and the waiting caller gets that error.
         with contextlib.suppress(RuntimeError):
             torch.cuda.set_device(self._device)
 
@@ -77,20 +77,21 @@ class CudaDevice(Device):
 
 
 def device_of(tensor: torch.Tensor) -> Device:
-    """A new object for the tensor's device, the host or a GPU (tensors.check refuses others)."""
+    """Return a new object for the tensor's device: the host or a GPU (tensors.check() raises for
+    others)."""
     return CudaDevice(tensor.device) if tensor.device.type == "cuda" else Device()
 
 
 def failed_future(error: errors.Error) -> torch.futures.Future:
-    """A completed future whose wait(), value() and use by DDP raise `error`."""
+    """Return a completed future whose wait(), value() and use by DDP raise `error`."""
     future = torch.futures.Future()
     private.fail_future(future, error)
     return future
 
 
 class Pending:
-    """A submission and its future, which is completed once, by the first who comes to it: the
-    waiter's thread in its turn, or a caller of wait() before."""
+    """A submission and its future. The first to reach it completes the future: the waiter's thread
+    in the order of submission, or an earlier caller of wait()."""
 
     def __init__(
         self,
@@ -106,12 +107,12 @@ class Pending:
         self._unclaimed = threading.Lock()
 
     def wait(self) -> None:
-        """Returns when the future is complete, whatever was submitted before; raises its error."""
+        """Return when the future is complete, without waiting for earlier ones; raise its error."""
         self.complete()
         self.future.wait()
 
     def complete(self) -> None:
-        """Waits for the work and completes the future, unless another thread does so."""
+        """Wait for the work and complete the future, unless another thread does so."""
         if not self._unclaimed.acquire(blocking=False):
             return
         in_flight, self._in_flight = self._in_flight, None
@@ -120,29 +121,29 @@ class Pending:
 
 
 class Waiter:
-    """Completes futures in the order of their submission, but for those that a caller waits for.
-    That order alone would make ranks wait for one another where each waits first for what another
-    has not submitted yet.
+    """Completes futures in the order of their submission, except those that a caller waits for: in
+    strict order ranks could deadlock, each waiting first for a work that another rank has not
+    submitted yet.
 
-    A callback of a future runs on the waiter's thread, and may submit something and wait for its
-    future; so what is submitted there goes to another waiter. Thread-safe."""
+    A callback of a future runs on the waiter's thread, and may submit a work and wait for its
+    future; so submissions from there go to another waiter. Thread-safe."""
 
     def __init__(self, device: Device, on_error: Callable[[errors.Error], errors.Error]) -> None:
-        """on_error: called before a future fails, on the thread that completes it; returns the
-        error that it fails with, which is the first one of all."""
+        """on_error: called with an error before a future fails, on the thread that completes it;
+        returns the error for the future, which is the first one of all."""
         self._device = device
         self._on_error = on_error
         self._queue: queue.SimpleQueue[Pending | None] = queue.SimpleQueue()
         self._pending = 0
-        self._finishing: set[int] = set()  # threads
+        self._finishing: set[int] = set()  # ids of threads that are in finish()
         self._of_callbacks: Waiter | None = None
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="thinwire-waiter", daemon=True)
         self._thread.start()
 
     def add(self, in_flight: InFlight, finish: Callable[[], None] | None = None) -> Pending:
-        """A future of the tensor, which is kept alive until its work is done; `finish` runs
-        then."""
+        """Return the submission with its future. The tensor is kept alive until its work is done;
+        then `finish` runs."""
         if threading.get_ident() == self._thread.ident:
             if self._of_callbacks is None:
                 self._of_callbacks = Waiter(self._device, self._on_error)
@@ -154,22 +155,22 @@ class Waiter:
         return pending
 
     def busy(self) -> bool:
-        """True while something is in flight."""
+        """Return whether something is in flight."""
         nested = self._of_callbacks
         with self._changed:
             return self._pending > 0 or (nested is not None and nested.busy())
 
     def wait_idle(self) -> None:
-        """Returns when everything added so far is done or has failed."""
+        """Return when everything added so far is done or has failed."""
         with self._changed:
             self._changed.wait_for(lambda: self._pending == 0)
         if self._of_callbacks is not None:
             self._of_callbacks.wait_idle()
 
     def close(self) -> None:
-        """Ends the thread after what was added."""
+        """End the thread after it has completed everything that was added."""
         self._queue.put(None)
-        # A thread that finishes something may hold the last reference to the owner, and so close.
+        # A thread in finish() may drop the last reference to the owner, which closes this object.
         own = threading.get_ident()
         if own != self._thread.ident:
             self._thread.join()
@@ -184,13 +185,13 @@ class Waiter:
         finish: Callable[[], None] | None,
         future: torch.futures.Future,
     ) -> None:
-        """For Pending, once for each."""
+        """Wait for the work and complete its future; Pending calls it once."""
         own = threading.get_ident()
         with self._changed:
             self._finishing.add(own)
         with self._device.finishing(in_flight.tensor):
             error = self._wait(in_flight, finish)
-            # Idle before complete: who has seen the future may look at the residuals.
+            # Count it as done before completing the future: after that, callers may read residuals.
             with self._changed:
                 self._pending -= 1
                 self._finishing.discard(own)
@@ -213,6 +214,6 @@ class Waiter:
                 finish()
         except errors.Error as error:
             return error
-        except Exception as error:  # a failure of ours must not leave the future unfinished
+        except Exception as error:  # a bug here must not leave the future incomplete
             return errors.Error(f"completing an allreduce failed: {error!r}")
         return None

@@ -1,6 +1,6 @@
-"""A warm-up: the first steps of a training, whose gradients go by another codec than the rest.
+"""A warm-up: the first steps of a training run, which use another codec than the later ones.
 
-The loss falls fastest there, and what compression loses costs most (the warm-up of DGC, arXiv
+The loss falls fastest in them, so compression errors cost most there (the warm-up of DGC, arXiv
 1712.01887, section 3.3, and of 1-bit Adam, arXiv 2102.02888)."""
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from thinwire.arguments import check_whole
 from thinwire.errors import InvalidArgumentError
 from thinwire.torch.exchange.rules import Rules
 
-EXACT = "fp32"  # the codec of a warm-up, unless another one is given
-_CODECS = (EXACT, "bf16", "int8")  # those that lose nothing that a training could tell
+EXACT = "fp32"  # the default codec of a warm-up
+_CODECS = (EXACT, "bf16", "int8")  # their errors have no measurable effect on training
 
 
 class WarmUp(NamedTuple):
-    """How many steps, by which rules, and how the exchange goes on after them."""
+    """The number of steps, their rules, and the rules and momentum after them."""
 
     steps: int
     first: Rules
@@ -27,9 +27,9 @@ class WarmUp(NamedTuple):
 def plan(
     steps: int | None, codec: str | None, then: Rules, momentum: float, *, automatic: bool
 ) -> WarmUp | None:
-    """A warm-up of so many steps by `codec` (None: fp32), or None without steps. then, momentum:
-    of the steps after it. automatic: codec="auto" chooses these. InvalidArgumentError where there
-    is nothing to change to."""
+    """Return a warm-up of so many steps with `codec` (None: fp32), or None without steps. then,
+    momentum: the rules and momentum after it. automatic: codec="auto" chooses them.
+    InvalidArgumentError if nothing would change after it."""
     if steps is None:
         if codec is not None:
             raise InvalidArgumentError(

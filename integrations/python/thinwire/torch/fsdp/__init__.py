@@ -1,5 +1,5 @@
-"""The adapter for FSDP2 (torch.distributed.fsdp.fully_shard): gradients go through a compressed
-reduce-scatter."""
+"""The adapter for FSDP2 (torch.distributed.fsdp.fully_shard): a compressed reduce-scatter of
+gradients."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The collectives of gradients that FSDP2 calls in place of its own: a reduce-scatter of a unit,
-and an all-reduce hook behind it."""
+"""The collectives of gradients that FSDP2 calls in place of its own: the reduce-scatter of a unit,
+and an all-reduce hook that runs after it."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from thinwire.torch.fsdp.units import Unit
 
 
 class Pool:
-    """Host memory that is used again, about twice as much as the largest unit takes. Memory that is
-    new in every step costs a page fault for each 4 KiB. On a GPU torch's own allocator does that.
+    """A pool of reused host memory, about twice as much as the largest unit takes. New memory in
+    every step would cost a page fault per 4 KiB. On a GPU torch's allocator reuses memory.
     Thread-safe."""
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ class Pool:
         self._lock = threading.Lock()
 
     def take(self, numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """Return a flat tensor of any content, until it is given back."""
+        """Return an uninitialized flat tensor. Call give() when it is not used any more."""
         if device.type != "cpu":
             return torch.empty(numel, dtype=dtype, device=device)
         bytes_ = numel * dtype.itemsize
@@ -38,19 +38,19 @@ class Pool:
             if found is not None:
                 self._free = [each for each in self._free if each is not found]
             elif self._free:
-                self._free.pop()  # too small; so there are never more than were once in use
+                self._free.pop()  # too small; so the pool never grows beyond those once in use
         found = torch.UntypedStorage(bytes_) if found is None else found
         return torch.empty(0, dtype=dtype).set_(found, 0, (numel,))
 
     def give(self, tensor: torch.Tensor) -> None:
-        """Take a tensor of take() back, which nobody reads any more."""
+        """Take back a tensor of take() that is not read any more."""
         if tensor.device.type == "cpu":
             with self._lock:
                 self._free.append(tensor.untyped_storage())
 
 
 class Buffers:
-    """The part of a collective that torch.distributed.fsdp needs beside its call."""
+    """The allocate() method that torch.distributed.fsdp requires of a collective."""
 
     def __init__(self, pool: Pool) -> None:
         self.pool = pool
@@ -58,12 +58,12 @@ class Buffers:
     def allocate(
         self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device
     ) -> torch.Tensor:
-        """Memory for a collective to read or write, from torch's own allocator."""
+        """Return memory for a collective to read or write, from torch's own allocator."""
         return torch.empty(*size, dtype=dtype, device=device)
 
 
 class Steps:
-    """Says where a step ends: when all units have been reduced, or one comes again. codec="auto"
+    """Finds the end of a step: all units have been reduced, or one is reduced again. codec="auto"
     may change the codec there."""
 
     def __init__(self, units: Sequence[str], exchange: GradientExchange) -> None:
@@ -71,43 +71,43 @@ class Steps:
         self._seen: set[str] = set()
 
     def begin(self, unit: str, device: torch.device) -> None:
-        """Before a unit is reduced."""
+        """Call before a unit is reduced."""
         if unit in self._seen:
             self._end(device)
         self._seen.add(unit)
 
     def end(self, device: torch.device) -> None:
-        """After a unit was reduced."""
+        """Call after a unit was reduced."""
         if self._seen == self._units:
             self._end(device)
 
     def _end(self, device: torch.device) -> None:
         self._seen.clear()
-        self._exchange.end_step(repeats=None)  # a step may leave units out
+        self._exchange.end_step(repeats=None)  # a step may lack some units
         self._exchange.between_steps(device, lambda: _synchronize(device))
 
 
 def _synchronize(device: torch.device) -> None:
-    """Each reduction has been waited for, on a GPU by its streams only."""
+    """Wait for the GPU: reductions have been waited for, but on a GPU only by streams."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 class _Buckets:
-    """A unit's buckets, one for each dtype and operation that FSDP2 asks for."""
+    """A unit's buckets, one for each dtype and operation that FSDP2 uses."""
 
     def __init__(
         self, exchange: GradientExchange, name: str | None, parts: list[Part], collective: str
     ) -> None:
-        """name: None: no residuals are kept, and the ranks' calls match by their order, which is
-        the same on all ranks under FSDP2."""
+        """name: None: no residuals are kept, and calls match by their order, which FSDP2 keeps the
+        same on all ranks."""
         self._exchange, self._name, self._parts = exchange, name, parts
         self._collective = collective
         self._made: dict[tuple[torch.dtype, str], Bucket] = {}
 
     def get(self, dtype: torch.dtype, op: str) -> Bucket:
         if (dtype, op) not in self._made:
-            # A predicted use of a name is one of the same dtype and operation.
+            # Different names, because a predicted use must have the same dtype and operation.
             name = self._name
             if name is not None and self._made:
                 name = f"{name} ({op}, {dtype})"
@@ -118,23 +118,23 @@ class _Buckets:
 
 
 class ReduceScatter(Buffers):
-    """torch.distributed.fsdp's interface of a reduce-scatter, for one unit."""
+    """The reduce-scatter of one unit, with torch.distributed.fsdp's interface."""
 
     def __init__(
         self, unit: Unit, exchange: GradientExchange, steps: Steps, feedback: bool, pool: Pool
     ) -> None:
-        """feedback: residuals are kept."""
+        """feedback: whether residuals are kept."""
         super().__init__(pool)
         self._unit, self._exchange, self._steps = unit, exchange, steps
         name = unit.name if feedback else None
         self._buckets = _Buckets(exchange, name, unit.parts(), "reduce_scatter")
-        self.exact = 0  # reductions that went uncompressed
+        self.exact = 0  # number of uncompressed reductions
 
     def allocate(
         self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device
     ) -> torch.Tensor:
-        """As Buffers.allocate(); the input of a whole unit comes from the pool, since nobody reads
-        it after the call."""
+        """Return memory as Buffers.allocate(). The input of a whole unit comes from the pool,
+        because it is not read after the call."""
         if math.prod(size) == self._unit.numel:
             return self.pool.take(self._unit.numel, dtype, device)
         return super().allocate(size, dtype=dtype, device=device)
@@ -147,9 +147,16 @@ class ReduceScatter(Buffers):
         op: dist.ReduceOp,
         async_op: bool = False,
     ) -> None:
-        """output_tensor: this rank's part, of n elements. input_tensor: as many for each rank, with
-        padding. op: AVG, SUM or PREMUL_SUM. It is done when this returns, on a GPU for later work
-        of the current stream. Typed errors of a failed exchange."""
+        """Reduce-scatter. The result is ready on return (on a GPU: for later work of the current
+        stream). Raises the typed errors of a failed exchange.
+
+        Args:
+            output_tensor: this rank's part, n elements.
+            input_tensor: n elements for each rank, with padding.
+            group: of the ranks that share the shards, for uncompressed reductions.
+            op: AVG, SUM or PREMUL_SUM.
+            async_op: ignored.
+        """
         self._steps.begin(self._unit.name, input_tensor.device)
         kind, factor = _operation(op)
         if input_tensor.numel() != self._unit.numel:
@@ -170,8 +177,9 @@ class ReduceScatter(Buffers):
         kind: str,
         factor: float,
     ) -> None:
-        """FSDP2 leaves out parameters without a gradient, and does not say which, so residuals have
-        no place in the buffer. All ranks leave out the same, or FSDP2 itself would fail."""
+        """Reduce without compression. FSDP2 has left out parameters without a gradient and does not
+        say which, so residuals cannot be matched to the buffer. All ranks leave out the same
+        parameters; otherwise FSDP2 itself would fail."""
         if not self.exact:
             warn(
                 f"'{self._unit.name}': FSDP2 reduces {source.numel()} elements, expected "
@@ -197,8 +205,8 @@ class AllReduceHook:
         steps: Steps,
         feedback: bool,
     ) -> None:
-        """rank: among those that share the shards. group, exchange: of the replicas. feedback:
-        residuals are kept."""
+        """rank: this rank's number among the ranks that share the shards. group, exchange: of the
+        replicas. feedback: whether residuals are kept."""
         self._group = group
         self._unit, self._exchange, self._steps = unit, exchange, steps
         parts = unit.parts_of_rank(rank)
@@ -208,8 +216,8 @@ class AllReduceHook:
         self._waiting: torch.Tensor | None = None  # sums of passes without an all-reduce
 
     def __call__(self, shard: torch.Tensor) -> None:
-        """Reduce in place. After set_requires_all_reduce(False) it keeps the sum of what comes, and
-        the shard becomes zeros, until a pass all-reduces."""
+        """Reduce the shard in place. After set_requires_all_reduce(False), add the shard to a sum
+        and set the shard to zeros, until a pass all-reduces the sum."""
         if not private.all_reduces_now(self._unit.module):
             kept = self._waiting
             self._waiting = shard.clone() if kept is None else kept.add_(shard)
@@ -221,7 +229,7 @@ class AllReduceHook:
         divided = self._unit.hybrid and private.divide_factor(self._unit.module) is not None
         op = "sum" if divided else "mean"
         self._steps.begin(self._unit.name, shard.device)
-        if shard.numel() != self._numel:  # as in ReduceScatter, which has warned
+        if shard.numel() != self._numel:  # parameters are missing; ReduceScatter has warned
             dist.all_reduce(shard, group=self._group)
             if op == "mean":
                 shard.div_(self._exchange.world_size)
@@ -232,7 +240,7 @@ class AllReduceHook:
 
 
 def _operation(op: dist.ReduceOp) -> tuple[str, float]:
-    """ "mean" or "sum", and what the result is to be multiplied by."""
+    """Return "mean" or "sum", and the factor for the result."""
     if op == dist.ReduceOp.AVG:
         return "mean", 1.0
     if op == dist.ReduceOp.SUM:

@@ -1,4 +1,4 @@
-"""Compression: FSDP2's gradients through compressed reduce-scatters, and what is kept of them."""
+"""ShardedCompression: compressed collectives of a model under FSDP2, and their residuals."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from thinwire.torch.fsdp.residuals import Decision, Layout, Place, Wanted, check
 from thinwire.torch.fsdp.units import Unit, units_of
 
 # An attribute of a unit's module: the Compression of its gradients, until that is closed. FSDP2 has
-# no public way to the reduce-scatter that a module has.
+# no public way to get the reduce-scatter of a module.
 _COMPRESSED_BY = "_thinwire_compression"
 
 
@@ -43,48 +43,52 @@ def compress_shards(
     warm_up_codec: str | None = None,
     **options: Any,
 ) -> ShardedCompression:
-    """Compresses the gradients of a model under FSDP2, from the next backward pass on.
+    """Compress the gradients of a model under FSDP2, from the next backward pass on. All ranks call
+    it, because they agree on residuals.
 
-    Memory on every rank: residuals take 4 bytes, and references of compressed gathers as many (2 in
-    bf16), for each element of the whole, unsharded model; both are kept by default only within 1/8
-    of what is available.
+    Memory on every rank: for each element of the whole, unsharded model, residuals take 4 bytes,
+    and references of compressed gathers 4 bytes (2 in bf16). By default both are kept only within
+    1/8 of the available memory. Residuals cover the whole model because each rank encodes the parts
+    that it sends to all other ranks. Gradients are summed in fp32; the result has the dtype of the
+    reduction. A failed exchange makes backward() raise a typed error on every rank.
 
-    model: fully_shard() was called on it or on its parts, once and for all, with shards of
-      dimension 0. Every module of these is one reduce-scatter, and all of its parameters need one
-      codec, so rules by name go by module: {"embed.*": "int8", "*": "int4"}.
-    codec: as State takes it, but for topk, onebit and momentum, which need the whole mean on every
-      rank; topk goes with inner=False. "auto": fp32, bf16, int8 and int4 take turns of a few
-      steps, 67 to 131 in all, and the most accurate within 2 % of the fastest stays; without
-      residuals fp32 or bf16. Not with replicas.
-    replicas: for hybrid sharding of one's own: the group of ranks that have the same shard. The
-      mean over it is taken compressed as well, after the reduce-scatter. On HSDP's mesh of two
-      dimensions that is the group of the first, and need not be named.
-    inner: False: with replicas only the mean over these is compressed, and FSDP2 reduces over the
-      shards itself, exactly; for replicas on several nodes, with shards inside. Residuals are those
-      of this rank's shard then. True (None stands for it): both.
-    gather: None: FSDP2 gathers parameters itself, exactly. "int4", "adaptive", "int8" or "bf16":
-      each forward pass gathers what has changed in a unit's parameters, compressed so, and its
-      backward pass computes with the same weights, without a gather. Passes lag behind the exact
-      parameters, which the optimizer steps, by what the last gather lost (gather.py).
-    reference: of such a gather: memory of the size of the whole, unsharded model on every rank.
-      "auto" (None stands for it): in the dtype that FSDP2 gathers in, if that takes at most 1/8 of
-      the memory that is available on each rank, besides the residuals; elsewhere a warning says how
-      many bytes it takes, and int8 and bf16 round the parameters themselves in every pass, while
-      codecs of fewer bits leave the gathers to FSDP2. "fp32", "bf16": always, in this dtype; bf16
-      also rounds all that passes compute with. False: never.
-    feedback: "auto" (None stands for it): residuals are kept where they take at most 1/8 of the
-      memory that is available on each rank; elsewhere a warning says how many bytes they take.
-      True: always. False: never. Without residuals a codec that nobody named is bf16.
-    warm_up_steps: so many steps go by warm_up_codec, and the rest by the codec; not with "auto".
-    warm_up_codec: "fp32" (None stands for it), "bf16" or "int8".
-    options: settings of docs/reference/settings.md.
+    Args:
+        model: fully_shard() was called on it or on its parts, with shards of dimension 0, and is
+            not called again. Each such module is one reduce-scatter, and all of its parameters need
+            one codec, so rules by name select modules: {"embed.*": "int8", "*": "int4"}.
+        codec: as State takes it, except topk, onebit and momentum, which need the whole mean on
+            every rank; topk works with inner=False. "auto": fp32, bf16, int8 and int4 take turns of
+            a few steps, 67 to 131 in all, and the most accurate within 2 % of the fastest is used;
+            without residuals only fp32 and bf16 are tried. Not with replicas.
+        replicas: for custom hybrid sharding: the group of ranks that have the same shard. The mean
+            over it is compressed, too, after the reduce-scatter. On HSDP's mesh of two dimensions
+            it is found, as the group of the first dimension.
+        inner: False: with replicas, compress only the mean over these; FSDP2 reduces over the
+            shards exactly. Use it for replicas on several nodes with shards inside a node.
+            Residuals are then those of this rank's shard. True or None: compress both.
+        gather: None: FSDP2 gathers parameters exactly. "int4", "adaptive", "int8" or "bf16": each
+            forward pass gathers the changes of a unit's parameters with this codec, and its
+            backward pass uses the same weights without a gather. Passes compute with weights that
+            differ from the exact parameters, which the optimizer steps, by the error of the last
+            gather (gather.py).
+        reference: memory of the size of the whole, unsharded model on every rank, which `gather`
+            uses. "auto" or None: in the dtype in which FSDP2 gathers, if that takes at most 1/8 of
+            the memory that is available on each rank besides the residuals; otherwise a warning
+            says how many bytes it takes, int8 and bf16 round the parameters themselves in every
+            pass, and with codecs of fewer bits FSDP2 gathers exactly. "fp32", "bf16": always, in
+            this dtype; bf16 also rounds all weights that passes compute with. False: never.
+        feedback: "auto" or None: keep residuals if they take at most 1/8 of the memory that is
+            available on each rank; otherwise a warning says how many bytes they take. True: always.
+            False: never. Without residuals the default codec is bf16.
+        warm_up_steps: the number of first steps that use warm_up_codec; not with "auto".
+        warm_up_codec: "fp32" (also None), "bf16" or "int8".
+        options: settings of docs/reference/settings.md.
 
-    Gradients are summed in fp32 and come out in the dtype of the reduction. Residuals take 4 bytes
-    for every element of the whole model on every rank, since each encodes what it sends to all
-    others. Every rank calls it, since the ranks agree on residuals. Raises InvalidArgumentError for
-    what can't be, and where gradients of the model are compressed already, by a Compression that is
-    not closed; MismatchError where ranks differ in `feedback`; typed errors of a failed exchange
-    come out of backward(), on every rank."""
+    Raises:
+        InvalidArgumentError: an argument is not valid, or the model's gradients are compressed
+            already by a Compression that is not closed.
+        MismatchError: `feedback` differs between ranks.
+    """
     check_kind("model", model, torch.nn.Module, "a model under FSDP2")
     if gather is None and reference is not None:
         raise wrong("reference", reference, "None without gather=, which alone has a reference")
@@ -107,14 +111,14 @@ def compress_shards(
 
 
 class _Sharing(NamedTuple):
-    """The reductions that are compressed."""
+    """The reductions that are to be compressed."""
 
     inner: bool  # the reduce-scatter over the shards
     replicas: dist.ProcessGroup | None  # the all-reduce over this group
 
 
 class ShardedCompression(Compression):
-    """The object that compress() returns: statistics and checkpoints, as State has them."""
+    """The object that compress() returns for FSDP2: statistics and checkpoints as of State."""
 
     def __init__(
         self,
@@ -127,7 +131,7 @@ class ShardedCompression(Compression):
         warm_up: Mapping[str, Any],
         options: Mapping[str, Any],
     ) -> None:
-        """compress() makes it."""
+        """Created by compress()."""
         padded = {part.name: part.total for unit in units for part in unit.parts_of_rank(0)}
         group, replicas = _group_of(units), sharing.replicas
         self._inner = sharing.inner
@@ -147,7 +151,7 @@ class ShardedCompression(Compression):
                 taken = "auto" if self._exchange.automatic else "bf16" if unnamed else None
                 _warn_of_no_residuals(self._feedback, taken)
             if unnamed:
-                codec, reducing = "bf16", options  # which loses nothing: no warm-up
+                codec, reducing = "bf16", options  # bf16 needs no warm-up
                 self._exchange.close()
                 self._exchange = _exchange(codec, group, padded, "fsdp", options)
         if self._exchange.automatic:
@@ -162,7 +166,7 @@ class ShardedCompression(Compression):
             self._replicas = _exchange(codec, replicas, padded, "fsdp replicas", reducing)
             self._replica_steps = Steps([unit.name for unit in units], self._replicas)
         self._pool = Pool()
-        self._reference: Decision | None = None  # whether there is one, where it is asked for
+        self._reference: Decision | None = None  # None unless `gather` is set
         self._gather = self._gather_of(units, gather, reference, replicas, options)
         self._group = group
         pieces = {piece.name: piece for unit in units for piece in unit.pieces + unit.gathered}
@@ -179,7 +183,7 @@ class ShardedCompression(Compression):
         replicas: dist.ProcessGroup | None,
         options: Mapping[str, Any],
     ) -> ParameterGather | None:
-        """The gathers of parameters, None where they are left to FSDP2."""
+        """Return the compressed gathers of parameters; None if FSDP2 gathers them."""
         if codec is None:
             return None
         self._reference = decide(
@@ -233,9 +237,10 @@ class ShardedCompression(Compression):
         return self._exchange
 
     def stats(self) -> dict[str, Any]:
-        """As State.stats(), of the reduce-scatters, and exact_reductions, which went uncompressed
-        because parameters of their unit had no gradient; replicas: the same of the all-reduces, and
-        gather: of the all-gathers, if these are compressed."""
+        """Return the counters of State.stats() for the reduce-scatters, and exact_reductions: the
+        number that were not compressed because parameters of their unit had no gradient. replicas
+        and gather have the counters of the all-reduces and the all-gathers, if these are
+        compressed."""
         exact = sum(reducer.exact for reducer in self._reducers)
         found = {**self._exchange.stats(), "steps": self._steps_made, "exact_reductions": exact}
         if self._replicas is not None:
@@ -249,23 +254,23 @@ class ShardedCompression(Compression):
         return self._exchange.steps if self._inner else self._replicas.steps
 
     def describe(self) -> str:
-        """As State.describe(), with a line of the residuals and their bytes."""
+        """Return the text of State.describe(), with a line about the residuals and their bytes."""
         decisions = [self._feedback] + ([] if self._reference is None else [self._reference])
         parts = [*decisions, *self._connected()]
         return "".join(part.describe() for part in parts)
 
     def state_dict(self) -> dict[str, Any]:
-        """As State.state_dict(): what this rank keeps, in the parameters' unsharded order, and its
-        own part of the references of gathered parameters. Its rank is among all that train the
-        model, replicas included."""
+        """Return this rank's residuals, as State.state_dict(), in the parameters' unsharded order,
+        and its part of the references of gathered parameters. "rank" and "world" count all ranks
+        that train the model, including replicas."""
         replicas = None if self._replicas is None else self._replicas.state_dict()
         references = {} if self._gather is None else self._gather.state()
         shards = {**self._exchange.state_dict(), "steps": self._steps_made}
         return self._layout.join(shards, replicas, references)
 
     def gathered_state_dict(self) -> dict[str, Any]:
-        """As State.gathered_state_dict(), of all ranks that train the model. With replicas these
-        must be all ranks of the program, or InvalidArgumentError says so."""
+        """Return the state dicts of all ranks that train the model, as State.gathered_state_dict().
+        InvalidArgumentError with replicas if some ranks of the program do not train it."""
         place = self._layout.place
         if place.replicas > 1 and dist.get_world_size() != place.world:
             raise InvalidArgumentError(
@@ -275,9 +280,9 @@ class ShardedCompression(Compression):
         return gather(self.state_dict(), self._group if place.replicas == 1 else None)
 
     def load_state_dict(self, saved: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
-        """As State.load_state_dict(), also in another number of shards or replicas. Without
-        residuals here, a warning says that those of the state dict are dropped. References become
-        what they were; without them in the state dict the next gathers are exact."""
+        """Load saved residuals, as State.load_state_dict(), also with another number of shards or
+        replicas. If this object keeps no residuals, it drops those of the state dict with a
+        warning. References are restored; if the state dict has none, the next gathers are exact."""
         shards, replicas, references = self._layout.split(saved, self._replicas is not None)
         if not self._feedback.kept:
             if shards["residuals"] or replicas["residuals"]:
@@ -301,15 +306,15 @@ class ShardedCompression(Compression):
             self._gather.load(references)
 
     def recover(self, process_group: dist.ProcessGroup | None = None) -> Recovery:
-        """Not for FSDP2, whose lost rank takes its shard with it."""
+        """Not supported: with FSDP2 the shard of a lost rank is lost."""
         raise InvalidArgumentError(
             "recover: a model under FSDP2 has lost a shard with the lost rank; start again from a "
             "checkpoint, whose residuals load in any world size"
         )
 
     def close(self) -> None:
-        """Closes the connections. Done by itself when the model goes, and at exit. The model's
-        gradients are reduced no more, until it is given to another compress()."""
+        """Close the connections. This also happens when the model is collected, and at exit. The
+        model's gradients are not reduced any more until another compress()."""
         for each in self._connected():
             each.close()
         for unit in self._units:
@@ -338,7 +343,7 @@ def _place(unit: Unit, replicas: dist.ProcessGroup | None) -> Place:
 def _replicas_of(
     units: Sequence[Unit], named: dist.ProcessGroup | None
 ) -> dist.ProcessGroup | None:
-    """Return the group of the replicas: that of HSDP's mesh, else the one that was named."""
+    """Return the group of the replicas: that of HSDP's mesh, else the one that was passed."""
     hybrid = [unit for unit in units if unit.hybrid]
     if named is not None and hybrid:
         raise InvalidArgumentError(
@@ -393,12 +398,13 @@ def _decide(
 def _groups_of_all(
     units: Sequence[Unit], replicas: dist.ProcessGroup | None
 ) -> list[dist.ProcessGroup]:
-    """Groups that together make up all ranks that train the model."""
+    """Return groups that together have all ranks that train the model."""
     return [units[0].group] + ([] if replicas is None else [replicas])
 
 
 def _warn_of_no_residuals(found: Decision, taken: str | None) -> None:
-    """taken: the codec that needs none; "auto": one of several; None: the one that was named."""
+    """Warn that no residuals are kept. taken: the codec used instead; "auto": one of several; None:
+    the codec that the user has set."""
     instead = {
         "auto": "codec='auto' takes fp32 or bf16",
         "bf16": "the codec is bf16",
@@ -411,8 +417,8 @@ def _warn_of_no_residuals(found: Decision, taken: str | None) -> None:
 
 
 def _check_codec(codec: Codec | None, momentum: object, scatters: bool) -> None:
-    """InvalidArgumentError for what needs the whole mean on every rank: momentum, a codec that
-    requires it, and, where the reduce-scatter is compressed, entries."""
+    """InvalidArgumentError for options that need the whole mean on every rank: momentum, a codec
+    that requires it, and, if the reduce-scatter is compressed, topk."""
     needs = any(i.momentum == "required" or (i.entries and scatters) for i in infos_of(codec))
     if momentum or needs:
         raise InvalidArgumentError(

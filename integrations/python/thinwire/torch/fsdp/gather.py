@@ -1,14 +1,14 @@
 """The all-gather of parameters, which FSDP2 calls in place of its own. It sends differences.
 
-Every rank keeps a copy of what it has gathered last, the *reference*, equal on all ranks bit by
-bit. The owner of a shard keeps the shard x exact, sends C(x - r), where r is its part of the
-reference, and every rank, the owner too, adds what it decodes to r and computes with r. What a
-gather loses is still in the next x - r, so nothing is lost for good: EF21-P of Gruntkowska, Tyurin
-and Richtarik, arXiv 2209.15218, Algorithm 1. A backward pass computes with the weights of its
-forward pass, so its gathers are copies of the reference, and send nothing.
+Every rank keeps a copy of what it has gathered last, the *reference*, bit-identical on all ranks.
+The owner of a shard keeps the shard x exact and sends C(x - r), where r is its part of the
+reference. Every rank, including the owner, adds the decoded difference to r and computes with r.
+The error of a gather is still in the next x - r, so it is corrected later: EF21-P of Gruntkowska,
+Tyurin and Richtarik, arXiv 2209.15218, Algorithm 1. A backward pass computes with the weights of
+its forward pass, so its gathers copy the reference and send nothing.
 
 Without a reference each gather quantises the weights themselves, as ZeRO++ does: Wang et al.,
-arXiv 2306.10209, section 3.1. What it loses is lost."""
+arXiv 2306.10209, section 3.1. That error is not corrected."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ from thinwire.torch.fsdp.collectives import Buffers, Pool
 from thinwire.torch.fsdp.units import Piece, Unit
 from thinwire.torch.group import Membership
 
-# Parameters are gathered exactly where one has changed by more than this part of the largest in its
-# unit, as after a load_state_dict() of the model. int4 loses at most 1/14 of such a change.
+# A unit is gathered exactly if a parameter has changed by more than this fraction of the unit's
+# largest one, as after a load_state_dict() of the model. int4 loses at most 1/14 of such a change.
 LARGEST_CHANGE = 1 / 8
-_SAMPLE = 4096  # elements of a reference that are looked at first
+_SAMPLE = 4096  # elements of a reference that are checked first
 
 _DIFFERENCES, _FP32, _BF16 = 0, 1, 2  # the session's codecs
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_LEAST_BITS = 8  # of a codec that rounds weights without a reference
+_LEAST_BITS = 8  # least bits of a codec that may round weights without a reference
 
 Wanted = str | bool | None  # the argument `reference`
 
 
 def check_gather(codec: object, reference: Wanted) -> str | bool:
-    """Return what `reference` stands for: "auto", "fp32", "bf16" or False.
+    """Return the meaning of `reference`: "auto", "fp32", "bf16" or False.
 
     Raises:
         InvalidArgumentError: the reference is none of these; or the codec has no all-gather, needs
@@ -74,13 +74,13 @@ def rounds_finely(codec: str) -> bool:
 
 
 def reference_dtype(unit: Unit, reference: str) -> torch.dtype:
-    """Return the dtype of a unit's reference; for "auto" that in which FSDP2 gathers."""
+    """Return the dtype of a unit's reference; for "auto" the dtype in which FSDP2 gathers."""
     return _DTYPES.get(reference) or private.gathered_dtype(unit.module) or unit.dtype
 
 
 def reference_bytes(units: Sequence[Unit], reference: str) -> int:
     """Return the memory that the references of these units take on every rank."""
-    return sum(  # of all chunks, and of the own one once more
+    return sum(  # all chunks, and this rank's chunk a second time
         (unit.world + 1) * sum(piece.chunk for piece in unit.gathered)
         * reference_dtype(unit, reference).itemsize
         for unit in units
@@ -90,9 +90,9 @@ def reference_bytes(units: Sequence[Unit], reference: str) -> int:
 class ParameterGather:
     """The compressed all-gathers of a model: their connections, and one UnitGather for each unit.
 
-    References take as many bytes as the whole, unsharded model in their dtype on every rank, and
-    those of its own shard once more: 4 bytes for each element in fp32, 2 in bf16. The caller
-    decides whether that fits (residuals.decide)."""
+    References take as many bytes on every rank as the whole, unsharded model and this rank's shard
+    in their dtype: 4 bytes per element in fp32, 2 in bf16. The caller decides whether that fits
+    (residuals.decide)."""
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class ParameterGather:
         pool: Pool,
         options: Mapping[str, Any],
     ) -> None:
-        """codec, reference: from check_gather(); False: no references. Ranks meet at the first
+        """codec, reference: from check_gather(); False: no references. Ranks connect at the first
         gather."""
         settings = settings_of_gather(config.resolve(**{**options, "codec": codec}))
         self._session = Session(Membership(group, "fsdp gather"), settings)
@@ -118,9 +118,9 @@ class ParameterGather:
         }  # fmt: skip
 
     def stats(self, steps: int) -> dict[str, Any]:
-        """As GradientExchange.stats(), without parameters, and reference_bytes: the memory of the
-        references; exact: gathers that were not compressed; repeated: those of backward passes,
-        which sent nothing."""
+        """Return the counters of GradientExchange.stats() without parameters, and reference_bytes:
+        the memory of the references; exact: the number of uncompressed gathers; repeated: the
+        number of gathers of backward passes, which sent nothing."""
         return _stats_of(self._session, self.of_unit.values(), steps)
 
     def describe(self) -> str:
@@ -132,8 +132,8 @@ class ParameterGather:
         return {name: part for unit in self.of_unit.values() for name, part in unit.state().items()}
 
     def load(self, parts: Mapping[str, torch.Tensor]) -> None:
-        """Take the references from state(), on all ranks; the next gather of each unit spreads
-        them. A unit that lacks a parameter there is gathered exactly next."""
+        """Load references of state(), on all ranks; the next gather of each unit sends them to the
+        other ranks. The next gather of a unit is exact if `parts` lacks one of its parameters."""
         for unit in self.of_unit.values():
             unit.load(parts)
 
@@ -142,16 +142,16 @@ class ParameterGather:
 
 
 class GroupGather:
-    """The compressed gathers of FSDP2 over a process group. The group sees the collectives only;
-    private.gathered_unit() tells whose they are.
+    """The compressed gathers of FSDP2 over a process group. The group gets only collectives;
+    private.gathered_unit() finds the unit of each.
 
-    References are in the dtype in which FSDP2 gathers, as ParameterGather has them."""
+    References are as in ParameterGather, in the dtype in which FSDP2 gathers."""
 
     def __init__(self, session: Session, least: int, budget: Callable[[bool], int]) -> None:
         """session: with settings_of_gather(). least: units whose bytes times (ranks - 1) are at
-        most so many are gathered exactly. budget: returns the bytes that references may take on the
-        GPU (True) or the host, equal on all ranks; asked once. What comes when they are used up is
-        gathered exactly."""
+        most this are gathered exactly. budget: returns the bytes that references may take on the
+        GPU (True) or the host, equal on all ranks; called once. Units beyond it are gathered
+        exactly."""
         self.session, self._least, self._budget = session, least, budget
         self._left: int | None = None
         self._pool = Pool()
@@ -159,9 +159,10 @@ class GroupGather:
         self._exact = 0
 
     def start(self, output: torch.Tensor, source: torch.Tensor) -> Callable[[], None] | None:
-        """Start a gather as UnitGather does, and return what ends it; None if it is none of FSDP2's
-        or is to be exact, which the caller sees to. A unit that is gathered in backward passes only
-        is so: its forward passes gather it in another group (reshard_after_forward=N)."""
+        """Start a gather as UnitGather does, and return the function that completes it. None if the
+        gather is not FSDP2's or must be exact; then the caller makes it. A unit that this group
+        gathers only in backward passes is gathered exactly, too: its forward passes use another
+        group (reshard_after_forward=N)."""
         unit = private.gathered_unit()
         if unit is None:
             return None
@@ -176,7 +177,7 @@ class GroupGather:
         return gather.start(output, source)
 
     def _new(self, output: torch.Tensor, source: torch.Tensor) -> UnitGather | None:
-        """The gatherer of such a unit from here on; None: exactly."""
+        """Return the UnitGather for all gathers of such a unit; None: gather it exactly."""
         sizes = output.numel(), source.numel() * self.session.size
         small = output.nbytes * (self.session.size - 1) <= self._least
         if sizes[0] != sizes[1] or small or source.dtype not in tensors.DTYPES:
@@ -193,13 +194,13 @@ class GroupGather:
         )
 
     def stats(self) -> dict[str, Any]:
-        """As ParameterGather.stats(); each gather is a step."""
+        """Return the counters of ParameterGather.stats(); each gather counts as a step."""
         found = _stats_of(self.session, self._of_unit.values(), None)
         return {**found, "exact": found["exact"] + self._exact}
 
 
 def settings_of_gather(settings: Config) -> Config:
-    """Return the settings of a session that gathers with their codec, or exactly."""
+    """Return the settings of a session for gathers with their codec and exact ones."""
     return dataclasses.replace(settings, codec=f"{settings.codec};fp32;bf16")
 
 
@@ -215,7 +216,7 @@ def _stats_of(session: Session, units: Iterable[UnitGather], steps: int | None) 
 
 
 class UnitGather(Buffers):
-    """torch.distributed.fsdp's interface of an all-gather, for one unit."""
+    """The all-gather of one unit, with torch.distributed.fsdp's interface."""
 
     def __init__(
         self,
@@ -228,18 +229,19 @@ class UnitGather(Buffers):
         *,
         shared: bool,
     ) -> None:
-        """pieces: what is gathered. rank: among the `world` that share the shards. dtype: of the
-        reference; None: there is none. shared: allocate() may give the reference away."""
+        """pieces: the gathered parameters. rank: this rank's number among the `world` ranks that
+        share the shards. dtype: of the reference; None: there is none. shared: allocate() may
+        return the reference."""
         super().__init__(pool)
         self._pieces, self._world, self._rank = pieces, world, rank
         self._chunk = sum(piece.chunk for piece in self._pieces)
         self._numel = self._world * self._chunk
         self._session, self._dtype = session, dtype
         self._reference: torch.Tensor | None = None  # flat: all chunks, as they are gathered
-        self._own: torch.Tensor | None = None  # a copy of this rank's chunk of it
+        self._own: torch.Tensor | None = None  # a copy of this rank's chunk of the reference
         self._shared = shared
-        self._loaded: torch.Tensor | None = None  # this rank's chunk of a reference to come
-        self._changed: torch.Event | None = None  # on a GPU: the reference is written by then
+        self._loaded: torch.Tensor | None = None  # this rank's chunk of a loaded reference
+        self._changed: torch.Event | None = None  # on a GPU: the last write of the reference
         self._buckets: dict[tuple[str, int], Bucket] = {}
         self.counts: Counter[str] = Counter()
 
@@ -250,8 +252,8 @@ class UnitGather(Buffers):
     def allocate(
         self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device
     ) -> torch.Tensor:
-        """On the host the reference itself, which spares a copy: FSDP2 writes this rank's shard
-        into its part of it, calls us, and then only reads."""
+        """Return the memory for a gather; on the host the reference itself, which saves a copy:
+        FSDP2 writes this rank's shard into its part, calls this object, and then only reads."""
         shared = self._shared and self._reference is not None and device.type == "cpu"
         if shared and dtype == self._dtype and math.prod(size) == self._numel:
             return self._reference
@@ -265,10 +267,17 @@ class UnitGather(Buffers):
         group: dist.ProcessGroup,
         async_op: bool = False,
     ) -> dist.Work | None:
-        """output_tensor: the shards of all ranks. input_tensor: this rank's, which is a part of the
-        output. What is no whole unit in float32, bfloat16 or float16 goes exactly: parameters of
-        several dtypes, which come as bytes, and the smaller groups of reshard_after_forward=N.
-        Typed errors of a failed exchange, out of the pass that needs the parameters."""
+        """Gather a unit's parameters. A gather is exact unless it is of a whole unit in float32,
+        bfloat16 or float16. So parameters of several dtypes, which FSDP2 gathers as bytes, and
+        those in the smaller groups of reshard_after_forward=N are gathered exactly. The pass that
+        needs the parameters raises the typed error of a failed exchange.
+
+        Args:
+            output_tensor: for the shards of all ranks.
+            input_tensor: this rank's shard, which is a part of the output.
+            group: the group of an exact gather.
+            async_op: return a Work that waits.
+        """
         if not self.is_of(output_tensor, input_tensor):
             self.counts["exact"] += 1
             return _all_gather(output_tensor, input_tensor, group=group, async_op=async_op)
@@ -279,14 +288,14 @@ class UnitGather(Buffers):
         return None
 
     def is_of(self, output: torch.Tensor, source: torch.Tensor) -> bool:
-        """Return whether these are of the whole unit, in a dtype that has codecs."""
+        """Return whether these tensors are the whole unit, in a dtype that codecs support."""
         sizes = source.numel(), output.numel()
         return sizes == (self._chunk, self._numel) and source.dtype in tensors.DTYPES
 
     def start(self, output: torch.Tensor, source: torch.Tensor) -> Callable[[], None]:
-        """Start a gather, as __call__ does, and return what ends it: it returns when the parameters
-        are there, on a GPU for later work of the current stream. Both raise typed errors."""
-        with torch.inference_mode(False), torch.no_grad():  # what is kept is used in both modes
+        """Start a gather, as __call__ does. Return a function that waits until the parameters are
+        ready (on a GPU: for later work of the current stream). Both raise typed errors."""
+        with torch.inference_mode(False), torch.no_grad():  # tensors are reused in both modes
             finish = self._start(output, source)
 
         def end() -> None:
@@ -338,17 +347,17 @@ class UnitGather(Buffers):
         return self._reference[self._rank * self._chunk :][: self._chunk]
 
     def _fits(self, differences: torch.Tensor) -> bool:
-        """Return whether the decoded differences are small enough; False for a NaN. They and the
-        reference have the same bits on all ranks, and a maximum does not depend on the order of its
-        operands, so all ranks find the same answer."""
+        """Return whether the decoded differences are small enough; False for a NaN. All ranks get
+        the same result: differences and reference have the same bits on all ranks, and a maximum
+        does not depend on the order of its operands."""
         largest = _largest(differences)
-        return any(  # a part of the reference is enough, most times
+        return any(  # a sample of the reference usually suffices
             largest <= LARGEST_CHANGE * _largest(part)
             for part in (self._reference[:_SAMPLE], self._reference)
         )
 
     def _gather_exactly(self, mine: torch.Tensor) -> None:
-        """Make the reference of all ranks' chunks, rounded to its dtype only."""
+        """Fill the reference with all ranks' chunks, rounded only to its dtype."""
         self.counts["exact"] += 1
         if self._reference is None:
             self._reference = torch.empty(self._numel, dtype=self._dtype, device=mine.device)
@@ -358,7 +367,7 @@ class UnitGather(Buffers):
         self._own = self._part().clone()
 
     def _give(self, output: torch.Tensor) -> None:
-        """Make the reference the result."""
+        """Copy the reference to the output."""
         if output.data_ptr() != self._reference.data_ptr():
             output.copy_(self._reference)
         if output.is_cuda:
@@ -375,7 +384,7 @@ class UnitGather(Buffers):
         return self._session.submit(self._buckets[dtype, codec], source, target)
 
     def state(self) -> dict[str, torch.Tensor]:
-        """As ParameterGather.state(), of this unit."""
+        """Return ParameterGather.state() for this unit."""
         mine = self._loaded if self._own is None else self._own
         if mine is None:
             return {}
@@ -385,28 +394,28 @@ class UnitGather(Buffers):
         }
 
     def load(self, parts: Mapping[str, torch.Tensor]) -> None:
-        """As ParameterGather.load()."""
+        """Load this unit's part of ParameterGather.load()."""
         self._reference = self._own = self._loaded = None
         if self._dtype is not None and all(piece.name in parts for piece in self._pieces):
             self._loaded = torch.cat([parts[piece.name] for piece in self._pieces])
 
 
 def _largest(values: torch.Tensor) -> float:
-    """The largest absolute value; NaN if there is one."""
+    """Return the largest absolute value; NaN if there is a NaN."""
     least, most = torch.aminmax(values)
     return float(torch.maximum(most, -least))
 
 
 class _GatherWork(dist.Work):
-    """A gather in flight. FSDP2 waits for it only if it is a Work of torch's."""
+    """A gather in flight. It is a torch Work because FSDP2 waits for no other type."""
 
     def __init__(self, finish: Callable[[], None]) -> None:
         super().__init__()
         self._finish: Callable[[], None] | None = finish
 
     def wait(self, *_: Any) -> bool:
-        """Returns when the parameters are there, on a GPU for later work of the current stream.
-        Raises the typed error of a failure."""
+        """Return when the parameters are ready (on a GPU: for later work of the current stream).
+        Raise the typed error of a failure."""
         finish, self._finish = self._finish, None
         if finish is not None:
             finish()

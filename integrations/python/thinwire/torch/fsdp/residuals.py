@@ -1,9 +1,9 @@
-"""The residuals of gradients and the references of gathered parameters, which FSDP2 keeps between
-steps: whether a model keeps them, which its ranks decide alike, and their place in a checkpoint,
-which loads in any number of shards and replicas.
+"""The residuals of gradients and the references of gathered parameters of a model under FSDP2: the
+ranks' common decision whether to keep them, and their place in a checkpoint, which can be loaded
+with any number of shards and replicas.
 
-Each takes 4 bytes for each element of the whole, unsharded model on every rank. Who shards a model
-because it does not fit must not find such an allocation by default."""
+Each takes 4 bytes per element of the whole, unsharded model on every rank. A user who shards a
+model because it does not fit must not get such an allocation by default."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from thinwire.torch import tensors
 from thinwire.torch.exchange import checkpoint
 from thinwire.torch.fsdp.units import Piece
 
-# Before a parameter's name: what the all-reduces over replicas keep of this rank's shard.
+# Prefix of a parameter's name: the residuals of this rank's shard in the all-reduces over replicas.
 _OF_REPLICAS = "replicas:"
-# The same: this rank's chunk of the reference that gathers of parameters send differences to.
+# Prefix of a parameter's name: this rank's chunk of the reference of compressed gathers.
 _REFERENCE = "reference:"
 
 _Saved = Mapping[str, Any]
@@ -31,7 +31,7 @@ _Residuals = Mapping[str, Mapping[str, torch.Tensor]]
 
 
 class Place(NamedTuple):
-    """Where a rank is among those that train a model: replicas times shards of them."""
+    """A rank's place among the ranks that train a model, replicas times shards of them."""
 
     shards: int
     shard: int
@@ -48,10 +48,10 @@ class Place(NamedTuple):
 
 
 class Layout:
-    """How the residuals of a rank's two exchanges, and its references, lie in its state dict."""
+    """The layout of a rank's state dict: the residuals of its two exchanges and its references."""
 
     def __init__(self, place: Place, pieces: Mapping[str, Piece]) -> None:
-        """pieces: all parameters that are trained or gathered, by name."""
+        """pieces: all trained or gathered parameters, by name."""
         self.place, self._pieces = place, pieces
 
     def join(
@@ -60,8 +60,8 @@ class Layout:
         of_replicas: _Saved | None,
         references: Mapping[str, torch.Tensor],
     ) -> dict[str, Any]:
-        """The state dict of this rank, from that of its reduce-scatters and that of its all-reduces
-        over replicas, if these are ours, and from its chunks of the references."""
+        """Return the state dict of this rank, made from that of its reduce-scatters, that of its
+        all-reduces over replicas, if these are compressed, and its chunks of the references."""
         residuals = self._resized(of_shards["residuals"], padded=False)
         if of_replicas is not None:
             for name, memory in of_replicas["residuals"].items():
@@ -76,9 +76,9 @@ class Layout:
     def split(
         self, saved: _Saved | Sequence[_Saved], replicas_have_one: bool
     ) -> tuple[dict[str, Any], dict[str, Any], dict[str, torch.Tensor]]:
-        """Return what the two exchanges load, and the references: of this rank's dict, a gathered
-        one, or all ranks'. replicas_have_one: whether there is the second exchange; without, the
-        first gets all."""
+        """Return the state dicts of the two exchanges and the references, from this rank's dict, a
+        gathered dict, or the list of all ranks' dicts. replicas_have_one: whether the second
+        exchange exists; otherwise the first gets all residuals."""
         mine = self._of_this_rank(saved)
         if not replicas_have_one:
             mine = self._folded(mine)
@@ -117,9 +117,9 @@ class Layout:
     def _chunks_of(
         self, ranks: Sequence[_Residuals], first: _Saved
     ) -> dict[str, dict[str, torch.Tensor]]:
-        """This rank's chunks of references that were saved in another number of shards, as entries
-        of its state dict. All replicas have the same. One that a rank lacks, or that is of another
-        size, is left out: its parameters are gathered exactly next."""
+        """Return this rank's chunks of references that were saved with another number of shards, as
+        entries of its state dict. All replicas have the same ones. A reference that a rank lacks,
+        or that has another size, is left out: the next gather of its parameters is exact."""
         shards = first["world"] // _replicas_of(first)
         found = {}
         for name, piece in self._pieces.items():
@@ -134,9 +134,9 @@ class Layout:
         return found
 
     def _folded(self, saved: _Saved) -> dict[str, Any]:
-        """A rank's dict without residuals of the replicas: they are added to those of the shards,
-        in units of a rank's gradient. What is summed over replicas are means over shards, which
-        have residuals of their own unless they were exact."""
+        """Return a rank's dict in which the residuals of the replicas are added to those of the
+        shards, in units of a rank's gradient. The all-reduce over replicas sums means over shards,
+        which have their own residuals unless they were exact."""
         replicas = _replicas_of(saved)
         shards = saved["world"] // replicas
         of_shards, of_replicas, references = _parted(saved["residuals"])
@@ -162,7 +162,8 @@ class Layout:
         return slice(self.place.shard * chunk, (self.place.shard + 1) * chunk)
 
     def _resized(self, residuals: _Residuals, padded: bool) -> dict[str, dict[str, torch.Tensor]]:
-        """FSDP2's padding is zeros at a parameter's end."""
+        """Return the residuals with (padded) or without FSDP2's padding, zeros at a parameter's
+        end."""
         resized = {}
         for name, memory in residuals.items():
             piece = self._pieces[name]
@@ -205,7 +206,8 @@ def _replicas_of(saved: _Saved) -> int:
 
 
 def _parted(residuals: _Residuals) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """By parameter: those of the shards' exchange, of the replicas', and the references."""
+    """Split a rank's residuals into those of the shards' exchange, those of the replicas' exchange,
+    and the references, each by parameter."""
     of_shards, of_replicas, references = {}, {}, {}
     for name, memory in residuals.items():
         if name.startswith(_OF_REPLICAS):
@@ -222,32 +224,32 @@ def _without_references(saved: _Saved) -> dict[str, Any]:
     return {**saved, "residuals": kept}
 
 
-# "auto" keeps what takes at most one part in so many of the memory that is available.
+# "auto" keeps residuals or references that take at most 1 / SHARE of the available memory.
 SHARE = 8
 
-Wanted = bool | str | None  # True: always; False: never; "auto", which None stands for
+Wanted = bool | str | None  # True: always; False: never; "auto" or None: if they fit
 
 
 class Decision(NamedTuple):
-    """The answer whether something is kept that takes memory on every rank, and its reasons."""
+    """The decision whether residuals or references are kept on every rank, and its reasons."""
 
     option: str  # the argument of compress()
     what: str  # "residuals of error feedback"
     wanted: bool | str
     kept: bool
-    bytes: int  # on each rank, if it is kept
-    available: int  # bytes of memory, on the rank that has the least
+    bytes: int  # on each rank, if they are kept
+    available: int  # bytes of memory on the rank that has the least
 
     @property
     def too_large(self) -> str:
-        """Why "auto" keeps none."""
+        """Return the reason why "auto" keeps none."""
         return (
             f"{self.what} take {self.bytes:,} bytes on every rank, more than "
             f"1/{SHARE} of the {self.available:,} bytes of memory that are available there"
         )
 
     def describe(self) -> str:
-        """A line for Compression.describe()."""
+        """Return a line for Compression.describe()."""
         name = self.what.split()[0]
         if self.kept:
             return f"{name}: {self.bytes:,} bytes on every rank ({self.option}={self.wanted!r})\n"
@@ -256,7 +258,8 @@ class Decision(NamedTuple):
 
 
 def check_feedback(wanted: Wanted) -> bool | str:
-    """The value that `wanted` stands for; InvalidArgumentError unless it is one of Wanted."""
+    """Return True, False or "auto" for `wanted`. InvalidArgumentError unless it is one of
+    Wanted."""
     if wanted is None:
         return "auto"
     if isinstance(wanted, bool) or (isinstance(wanted, str) and wanted == "auto"):
@@ -273,16 +276,16 @@ def decide(
     on_gpu: bool,
     taken: int = 0,
 ) -> Decision:
-    """Decide for all ranks that train the model; each of them calls it.
+    """Decide for all ranks that train the model. All of them call it.
 
     Args:
-        option, what: as Decision has them.
-        wanted: "auto", or what counts as True or False. MismatchError on every rank if they differ
-            in it.
-        needed: bytes that it takes on this rank.
-        groups: of the shards, and of the replicas if there are any.
-        on_gpu: it lies on the current GPU, not in the host's memory.
-        taken: bytes of what is available that are spoken for on each rank.
+        option, what: as in Decision.
+        wanted: "auto", or a value that counts as True or False. MismatchError on every rank if it
+            differs between ranks.
+        needed: the bytes that are needed on this rank.
+        groups: the group of the shards, and that of the replicas if there are any.
+        on_gpu: whether the bytes are on the current GPU, and not in the host's memory.
+        taken: bytes of the available memory that are reserved for other uses on each rank.
     """
     memory = memory_of_gpu() if on_gpu else memory_of_host()
     ranks = [(wanted, needed, *memory)]
@@ -305,14 +308,15 @@ def decide(
 
 
 def memory_of_host() -> tuple[str, int]:
-    """The machine, whose memory the ranks on it share, and the bytes available of it."""
+    """Return an identifier of the machine, whose memory its ranks share, and its available
+    bytes."""
     lines = Path("/proc/meminfo").read_text().splitlines()
     kilobytes = next(line.split()[1] for line in lines if line.startswith("MemAvailable:"))
     return _machine(), 1024 * int(kilobytes)
 
 
 def memory_of_gpu() -> tuple[str, int]:
-    """The current GPU, and the bytes that are free on it."""
+    """Return an identifier of the current GPU, and its free bytes."""
     unique = torch.cuda.get_device_properties(torch.cuda.current_device()).uuid
     return f"{_machine()} {unique}", torch.cuda.mem_get_info()[0]
 

@@ -1,8 +1,8 @@
-"""Units: what FSDP2 reduces at once, and where each parameter lies in the buffer of that.
+"""Units: the parameters that FSDP2 reduces together, and their places in the buffer.
 
-FSDP2 pads each gradient with zeros to a multiple of the ranks in dimension 0, cuts it there into a
-chunk for each rank, and lays out the first chunks of all gradients, then the second ones, and so
-on."""
+FSDP2 pads dimension 0 of each gradient with zeros to a multiple of the number of ranks, and cuts it
+into one chunk per rank. The buffer has the first chunks of all gradients, then the second ones, and
+so on."""
 
 from __future__ import annotations
 
@@ -26,38 +26,38 @@ class Piece(NamedTuple):
 
     name: str
     numel: int
-    chunk: int  # elements of a rank, with padding
+    chunk: int  # elements per rank, with padding
 
 
 class Unit(NamedTuple):
     """The trained parameters that one fully_shard() call manages, in FSDP2's order."""
 
-    name: str  # the module's
+    name: str  # of the module
     module: FSDPModule
     pieces: tuple[Piece, ...]
     mesh: DeviceMesh
-    dtype: torch.dtype  # of the first one
-    gathered: tuple[Piece, ...] = ()  # with its frozen parameters, if units_of() was asked for them
+    dtype: torch.dtype  # of the first parameter
+    gathered: tuple[Piece, ...] = ()  # including frozen parameters, with units_of(gathered=True)
 
     @property
     def group(self) -> dist.ProcessGroup:
-        """The group of the ranks that share the shards."""
+        """Return the group of the ranks that share the shards."""
         mesh = self.mesh
         return mesh.get_group(mesh.ndim - 1)
 
     @property
     def world(self) -> int:
-        """The number of these ranks."""
+        """Return the number of ranks that share the shards."""
         return self.mesh.size(self.mesh.ndim - 1)
 
     @property
     def hybrid(self) -> bool:
-        """True on HSDP's mesh, whose first dimension is that of the replicas."""
+        """True on HSDP's mesh, whose first dimension is the replicas."""
         return self.mesh.ndim > 1
 
     @property
     def numel(self) -> int:
-        """Elements of the reduce-scatter's input."""
+        """Return the number of elements of the reduce-scatter's input."""
         return self.world * sum(piece.chunk for piece in self.pieces)
 
     def parts_of_rank(self, rank: int) -> list[Part]:
@@ -73,12 +73,13 @@ class Unit(NamedTuple):
 
 
 def units_of(model: torch.nn.Module, *, gathered: bool = False) -> list[Unit]:
-    """InvalidArgumentError unless fully_shard() was applied to the model, or to modules in it, and
-    shards dimension 0 only. Warns of trained parameters that are in none of these. gathered: list
-    all that FSDP2 gathers of each unit, which is its frozen parameters as well."""
+    """Return the units of a model. Warns of trained parameters that are in no unit.
+    InvalidArgumentError unless fully_shard() was called on the model or modules in it, and shards
+    only dimension 0. gathered: also list all parameters that FSDP2 gathers, including frozen
+    ones."""
     for module in model.modules():
         if isinstance(module, FSDPModule):
-            module.reshard()  # a forward pass without a backward pass leaves parameters whole
+            module.reshard()  # after a forward pass without backward, parameters are unsharded
     names = {p: private.plain_name(name) for name, p in model.named_parameters()}
     units = []
     for name, module in model.named_modules():
@@ -107,7 +108,7 @@ def units_of(model: torch.nn.Module, *, gathered: bool = False) -> list[Unit]:
 
 
 def _managed(module: torch.nn.Module) -> Iterable[torch.nn.Parameter]:
-    """Children come before their module, as FSDP2 collects them."""
+    """Yield the parameters in FSDP2's order: those of children before those of their module."""
     found: dict[torch.nn.Parameter, None] = {}
     for part in _own_modules(module, {module}):
         found |= dict.fromkeys(part.parameters(recurse=False))

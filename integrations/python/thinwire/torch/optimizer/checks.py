@@ -1,4 +1,4 @@
-"""The optimizers, arguments and uses that a compressed plain module refuses, each with the fix."""
+"""Errors for optimizers, arguments and uses that a compressed plain module does not support."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def check_optimizer(optimizer: Optimizer) -> None:
 
 
 def check_policy(optimizer: Optimizer, policy: str) -> None:
-    """Under p3 the optimizer steps some parameters at a time."""
+    """Under p3 the optimizer must be able to step a few parameters at a time."""
     kinds = {kind.__name__ for kind in type(optimizer).__mro__}
     if policy == "p3" and "ZeroRedundancyOptimizer" in kinds:
         raise InvalidArgumentError(
@@ -33,7 +33,7 @@ def check_policy(optimizer: Optimizer, policy: str) -> None:
 
 
 def check_trained(model: torch.nn.Module, names: Names) -> None:
-    """There are parameters to train."""
+    """The model must have parameters to train."""
     if not names:
         raise InvalidArgumentError(
             f"compress got a {type(model).__name__} without trained parameters, expected some; "
@@ -46,7 +46,7 @@ def check_reduced(
     names: Collection[torch.Tensor],
     fix: str = "close() that, and compress the model again",
 ) -> None:
-    """All parameters that are trained now were when their model was compressed."""
+    """All parameters that are trained now must have been trained when compress() was called."""
     for name, parameter in model.named_parameters():
         if parameter.requires_grad and parameter not in names:
             raise InvalidArgumentError(
@@ -57,7 +57,7 @@ def check_reduced(
 
 
 def check_parameters(optimizer: Optimizer, names: Names) -> None:
-    """All parameters that it trains belong to the model, and it has all that the model trains."""
+    """The optimizer must have exactly the trained parameters of the model."""
     check_own(optimizer, names, "pass the model that they belong to")
     check_all(
         optimizer,
@@ -69,7 +69,7 @@ def check_parameters(optimizer: Optimizer, names: Names) -> None:
 
 
 def check_own(optimizer: Optimizer, names: Iterable[torch.Tensor], fix: str) -> None:
-    """All parameters that the optimizer trains are in `names`."""
+    """All parameters that the optimizer trains must be in `names`."""
     ours = {p for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
     strangers = len(ours - set(names))
     if strangers:
@@ -80,7 +80,7 @@ def check_own(optimizer: Optimizer, names: Iterable[torch.Tensor], fix: str) -> 
 
 
 def check_all(optimizer: Optimizer, names: Names, why: str) -> None:
-    """The optimizer has all parameters of `names`."""
+    """The optimizer must have all parameters of `names`."""
     theirs = {p for group in optimizer.param_groups for p in group["params"]}
     missing = [name for parameter, name in names.items() if parameter not in theirs]
     if missing:
@@ -91,7 +91,7 @@ def check_all(optimizer: Optimizer, names: Names, why: str) -> None:
 
 
 def check_state_dict(state_dict: object) -> None:
-    """It has the form of an optimizer's; torch itself looks no closer than at param_groups."""
+    """It must have the form of an optimizer's state dict; torch itself checks only param_groups."""
     check_kind("state_dict", state_dict, Mapping, "what state_dict() gave")
     for key, kind in (("state", Mapping), ("param_groups", list)):
         check_kind(f"state_dict['{key}']", state_dict.get(key), kind, "what state_dict() gave")
@@ -102,7 +102,7 @@ def check_state_dict(state_dict: object) -> None:
 
 
 def check_gradients(optimizer: Optimizer, names: Names) -> None:
-    """No parameter was unfrozen since the model was wrapped."""
+    """No parameter may have been unfrozen since compress()."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             if parameter.grad is not None and parameter not in names:
@@ -113,7 +113,7 @@ def check_gradients(optimizer: Optimizer, names: Names) -> None:
 
 
 def check_delay(delay: int, exchange: GradientExchange) -> None:
-    """delay goes with a fixed codec, and with momentum that the optimizer owns."""
+    """delay requires a fixed codec, and momentum that the optimizer owns."""
     if delay and exchange.automatic:
         raise InvalidArgumentError(
             "delay=1 goes with a codec that is chosen, got codec='auto'; see what `thinwire "
@@ -129,7 +129,7 @@ def check_delay(delay: int, exchange: GradientExchange) -> None:
 
 
 def check_can_synchronize(delayed: bool, exchange: GradientExchange) -> None:
-    """Means are gradients that may be changed before step()."""
+    """synchronize() requires means that are gradients and may be changed before step()."""
     if exchange.momentum.paired:
         raise InvalidArgumentError(
             f"with momentum={exchange.config.momentum} the means are momentum, which clipping and "

@@ -1,15 +1,15 @@
-"""One-step delay: a step's mean gradient is on its way while the next step computes with weights
+"""One-step delay: a step's mean gradient is in flight while the next step computes with weights
 that this rank has updated with its own gradient.
 
 Xu et al., "OD-SGD: One-step Delay Stochastic Gradient Descent for Distributed Training", arXiv
-2005.06728, sections 3 and 4: global weights W take the means, W(t) = optimizer(W(t-1), the mean
-gradient of step t-1); each rank computes step t+1 with its local weights, W(t) moved by its own
+2005.06728, sections 3 and 4: the means update global weights W, W(t) = optimizer(W(t-1), the mean
+gradient of step t-1); each rank computes step t+1 with local weights, W(t) updated with its own
 gradient of step t. The first steps, the warm-up, wait for the mean as usual.
 
-The paper moves local weights by lr * gradient. With momentum that is only a tenth of the step
-to come (at 0.9), so gradients are those of weights that lag by nine tenths of a step, which loses
-accuracy. Here the local step is the optimizer's own: weight decay, momentum, dampening and
-Nesterov included. So ranks with equal gradients train exactly as without a delay."""
+The paper updates local weights by lr * gradient. With momentum 0.9 that is only a tenth of the
+coming step, so gradients are computed at weights that lag by nine tenths of a step, which loses
+accuracy. Here the local step is the optimizer's, including weight decay, momentum, dampening and
+Nesterov. So ranks with equal gradients train exactly as without a delay."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from thinwire.torch.optimizer.step_pipeline import GradientBucket, Groups, Phase
 
 
 class OneStepDelay:
-    """Global weights and late means, which compress(..., delay=1) keeps between steps."""
+    """The global weights and late means of compress(..., delay=1)."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class OneStepDelay:
         exchange: GradientExchange,
         pipeline: StepPipeline,
     ) -> None:
-        """Raises InvalidArgumentError for an optimizer whose step is not known here."""
+        """InvalidArgumentError for an optimizer whose step is not implemented here."""
         if not isinstance(optimizer, torch.optim.SGD):
             raise errors.InvalidArgumentError(
                 f"delay=1 got {type(optimizer).__name__}, expected torch.optim.SGD, whose "
@@ -43,23 +43,23 @@ class OneStepDelay:
         self._warm_up_steps = warm_up_steps
         self._exchange, self._pipeline = exchange, pipeline
         self._global: dict[torch.Tensor, torch.Tensor] = {}  # W, while parameters are local
-        self._groups: dict[GradientBucket, Groups] = {}  # of the step whose mean W lacks
-        # Means that came before W could take them.
+        self._groups: dict[GradientBucket, Groups] = {}  # of the step whose mean W does not have
+        # Means that came before they could be applied to W.
         self._means: dict[GradientBucket, dict[torch.Tensor, torch.Tensor]] = {}
 
     def begun(self) -> bool:
-        """Return whether the step under way is delayed, and no longer one of the warm-up."""
+        """Return whether the present step is delayed, and not one of the warm-up."""
         return self._exchange.steps >= self._warm_up_steps
 
     def make_room(self, bucket: GradientBucket) -> None:
-        """Before the bucket is submitted again: puts its last mean aside."""
+        """Save the bucket's last mean before the bucket is submitted again."""
         if bucket in self._groups and bucket not in self._means:
             bucket.wait(self._exchange)
             self._means[bucket] = {p: mean.clone() for p, mean in bucket.means()}
             bucket.phase = Phase.IDLE
 
     def step(self) -> None:
-        """After backward: sends what is left, and steps locally."""
+        """After backward(): send the remaining buckets, and make the local step."""
         pipeline = self._pipeline
         for bucket in pipeline.deferred():  # the last step of the warm-up
             pipeline.apply(bucket)
@@ -77,14 +77,14 @@ class OneStepDelay:
                     self._step_locally(parameter, group)
 
     def finish(self) -> None:
-        """Waits for the means in flight; then parameters are W, equal on all ranks."""
+        """Wait for the means in flight and set the parameters to W, which is equal on all ranks."""
         for bucket in self._pipeline.buckets:
             self.make_room(bucket)
             self._catch_up(bucket)
         self._global.clear()
 
     def give_up(self) -> None:
-        """After a failure: parameters are W, with the means that came back."""
+        """After a failure: set the parameters to W, with the means that came back."""
         for bucket in self._pipeline.buckets:
             with contextlib.suppress(errors.Error):
                 self.make_room(bucket)
@@ -102,7 +102,7 @@ class OneStepDelay:
                     parameter.copy_(self._global[parameter])
 
     def _catch_up(self, bucket: GradientBucket) -> None:
-        """Lets W take the bucket's last mean; then its parameters are W."""
+        """Set the bucket's parameters to W, updated with the bucket's last mean."""
         groups = self._groups.pop(bucket, None)
         if groups is None:
             return
@@ -115,7 +115,7 @@ class OneStepDelay:
             return
         kept = self._global.get(parameter)
         self._global[parameter] = parameter.clone() if kept is None else kept.copy_(parameter)
-        # As torch.optim.SGD steps, whose buffer the mean will move on, so it stays as it is.
+        # The step of torch.optim.SGD. Its momentum buffer stays unchanged until the mean comes.
         step = -parameter.grad if group["maximize"] else parameter.grad
         if group["weight_decay"]:
             step = step.add(parameter, alpha=group["weight_decay"])

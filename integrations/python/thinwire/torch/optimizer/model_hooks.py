@@ -25,8 +25,8 @@ WAITS = (
 
 class ModelHooks:
     """Calls back when a gradient is made, before a module uses a bucket's parameters, and before
-    the model's state_dict(). Those in a copy of the model (deepcopy, pickle, AveragedModel) call
-    nobody."""
+    the model's state_dict(). In a copy of the model (deepcopy, pickle, AveragedModel) the hooks do
+    nothing."""
 
     def __init__(
         self,
@@ -38,9 +38,9 @@ class ModelHooks:
         finish: Callable[[], None],
         before_backward: Callable[[], None] | None = None,
     ) -> None:
-        """names: of the parameters that are trained. before_use: None where no forward pass waits,
-        so that torch.compile may trace one as a whole. before_backward: called when a backward pass
-        comes to what the model has returned."""
+        """names: the names of the trained parameters. before_use: None if forward passes do not
+        wait, so that torch.compile may trace them as one graph. before_backward: called when a
+        backward pass reaches the model's output."""
         self._names, self._before_use, self._finish = names, before_use, finish
         self._order = ForwardOrder(model, names, traced=before_use is not None)
         self._needs: dict[torch.nn.Module, list[GradientBucket]] = {}
@@ -50,7 +50,7 @@ class ModelHooks:
             model.register_state_dict_pre_hook(self._before_state_dict),
         ]
         if before_use is not None:
-            # Before the model's own hooks, some of which read parameters, as weight_norm's does.
+            # These run before the model's own hooks, some of which (weight_norm's) read parameters.
             self._handles += [
                 module.register_forward_pre_hook(self._before_forward, prepend=True)
                 for module in model.modules()
@@ -59,8 +59,8 @@ class ModelHooks:
             self._handles.append(model.register_forward_hook(self._after_forward))
 
     def agree_on_order(self, group: dist.ProcessGroup) -> list[tuple[str, torch.Tensor]]:
-        """Names and parameters in rank 0's forward order. All ranks call it, after a forward pass
-        (or without one: then in the model's order). PeerLostError if a rank is lost meanwhile."""
+        """Return names and parameters in rank 0's forward order, or in the model's order if there
+        was no forward pass. All ranks call it. PeerLostError if a rank is lost during the call."""
         self._order.stop()
         by_name = {name: parameter for parameter, name in self._names.items()}
         with agreeing("the order of the parameters", group):
@@ -68,7 +68,7 @@ class ModelHooks:
         return [(name, by_name[name]) for name in order]
 
     def take(self, bucket_of: Mapping[torch.Tensor, GradientBucket]) -> None:
-        """From now on forward passes wait for these buckets."""
+        """Make forward passes wait for these buckets."""
         self._needs = self._order.needs(bucket_of)
 
     def _before_forward(self, module: torch.nn.Module, _args: Any) -> None:
@@ -93,7 +93,7 @@ class ModelHooks:
         return _hooks_of_a_copy, ()
 
     def remove(self) -> None:
-        """Lets the model go."""
+        """Remove the hooks from the model."""
         self._order.stop()
         for handle in self._handles:
             handle.remove()
@@ -104,7 +104,8 @@ def _hooks_of_a_copy() -> ModelHooks:
 
 
 def _weak(method: Callable[[torch.Tensor], None]) -> Callable[[torch.Tensor], None]:
-    """The method, without its object: the collector sees no cycle through a parameter's hooks."""
+    """Return a function that calls the method and holds its object weakly, so that a parameter's
+    hooks make no reference cycle."""
     found = weakref.WeakMethod(method)
 
     def call(tensor: torch.Tensor) -> None:
@@ -147,15 +148,15 @@ class ForwardOrder:
     """The module whose forward pass uses each parameter first, and the order of first uses.
 
     It is learnt in one forward pass. A module may need more than its own parameters: attention
-    reads its projection's weight without calling it, tied weights belong to two modules, and a
-    parent may use a child's parameter. So the arguments of every torch function in that pass are
-    inspected."""
+    reads its projection's weight without calling the projection, tied weights belong to two
+    modules, and a parent may use a child's parameter. So the arguments of every torch function in
+    that pass are inspected."""
 
     def __init__(
         self, model: torch.nn.Module, parameters: Iterable[torch.Tensor], *, traced: bool = True
     ) -> None:
-        """traced: False: it sees nothing of a pass that torch.compile traces, which no hook may
-        break then."""
+        """traced: False: torch.compile may trace the model, and no hook may break its graph; then
+        nothing is learnt from a traced pass."""
         self._model, self._traced = model, traced
         self._waiting = set(parameters)
         self.first_use: dict[torch.Tensor, torch.nn.Module] = {}  # in the order of first use
@@ -167,10 +168,10 @@ class ForwardOrder:
             self._handles.append(module.register_forward_hook(self._leave, always_call=True))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return ForwardOrder, (torch.nn.Module(), ())  # in a copy, which has no order to learn
+        return ForwardOrder, (torch.nn.Module(), ())  # a copy learns no order
 
     def stop(self) -> None:
-        """Stops watching; the order that was seen so far stays."""
+        """Stop watching, and keep the order seen so far."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -202,15 +203,15 @@ class ForwardOrder:
             self.first_use[tensor] = self._inside[-1]
 
     def order(self, names: Mapping[torch.Tensor, str]) -> list[str]:
-        """Names of all parameters in the order of their first use; those that were not used come
+        """Return the names of all parameters in the order of their first use; unused ones come
         last, in the order of `names`."""
         seen = [names[parameter] for parameter in self.first_use]
         return seen + [name for p, name in names.items() if p not in self.first_use]
 
     def needs(self, parts: Mapping[torch.Tensor, _Part]) -> dict[torch.nn.Module, list[_Part]]:
-        """The parts that each module waits for. parts: the part that each parameter belongs to. A
-        module waits for its own parameters and for those that it was the first to use; the model
-        itself waits for those that no module was seen to use."""
+        """Return the parts that each module waits for. A module waits for its own parameters and
+        for those that it was the first to use; the model itself waits for those that no module was
+        seen to use. parts: the part of each parameter."""
         needs: dict[torch.nn.Module, dict[_Part, None]] = {}
         for module in self._model.modules():
             for parameter in module.parameters(recurse=False):

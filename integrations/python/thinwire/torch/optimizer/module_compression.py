@@ -1,10 +1,9 @@
-"""Plain modules, without DDP: hooks on their parameters, in whose gradients the means appear; and
-with an optimizer, whose step() takes the means.
+"""Plain modules, without DDP. Without an optimizer, hooks on their parameters put the means into
+.grad; with one, its step() uses the means.
 
-Under policy "p3" (default) the next forward pass begins while means are still in flight: every
-layer waits for its own only. Jayarajan et al., "Priority-based Parameter Propagation for
-Distributed DNN Training", arXiv 1905.03960: the layers of the input are needed first, so their
-chunks go first."""
+Under policy "p3" (default) the next forward pass begins while means are still in flight: each layer
+waits only for its own. Jayarajan et al., "Priority-based Parameter Propagation for Distributed DNN
+Training", arXiv 1905.03960: input layers are needed first, so their chunks go first."""
 
 from __future__ import annotations
 
@@ -35,8 +34,9 @@ from thinwire.torch.optimizer.wrapped_optimizer import loss_of
 class ModuleCompression(GradientExchange):
     """A plain module whose gradients are the means of all ranks when backward() returns.
 
-    Buckets go as soon as their gradients are made, so that they overlap the rest of backward; those
-    of the first step go at its end, since it shows which gradients are made in several turns."""
+    Buckets are sent as soon as their gradients are made, so that sending overlaps the rest of
+    backward(). In the first step they are sent at its end, because it shows which gradients are
+    accumulated in several parts."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class ModuleCompression(GradientExchange):
         find_unused_parameters: bool | None = None,
         **options: Any,
     ) -> None:
-        """compress() makes it. Parameters and buffers become those of rank 0."""
+        """Created by compress(). Parameters and buffers are set to those of rank 0."""
         find_unused = False if find_unused_parameters is None else find_unused_parameters
         check_flag("find_unused_parameters", find_unused)
         self._model, self._optimizer = private.uncompiled(model), optimizer
@@ -70,10 +70,10 @@ class ModuleCompression(GradientExchange):
                 "it out of; pass optimizer="
             )
         self._accumulating = False
-        self._passes: set[int] = set()  # the backward pass under way, and those inside it
-        self._in_step = False  # it has made a gradient
-        # Buckets go at the end of a pass if it makes a gradient of theirs in several turns, which
-        # the first step tells.
+        self._passes: set[int] = set()  # numbers of the running backward pass and those inside it
+        self._in_step = False  # True after the pass has made a gradient
+        # Buckets that are sent at the end of a pass, because it accumulates one of their gradients
+        # in several parts; the first step shows which.
         self._late: set[GradientBucket] = set()
         self._overlaps = False
         own_step = None if optimizer is None else optimizer.step
@@ -101,7 +101,8 @@ class ModuleCompression(GradientExchange):
             self._pipeline.send(bucket)
 
     def _made_again(self, bucket: GradientBucket, parameter: torch.Tensor) -> None:
-        """Reentrant checkpoints that share a parameter add to its gradient one after the other."""
+        """Handle a gradient that is made again in one pass: reentrant checkpoints that share a
+        parameter add to its gradient one after the other."""
         if bucket.phase is Phase.IN_FLIGHT:
             error = errors.InvalidArgumentError(
                 f"rank {self.rank}: the gradient of '{self._names[parameter]}' was made twice in "
@@ -112,8 +113,9 @@ class ModuleCompression(GradientExchange):
         self._late.add(bucket)
 
     def _enter_backward(self) -> None:
-        """Once in a backward pass, at the model's output or else at the first gradient: notes its
-        end, which is not that of a pass inside of it, such as a reentrant checkpoint's."""
+        """Register a callback for the end of the backward pass, once, at the model's output or at
+        the first gradient. The end of an inner pass, such as a reentrant checkpoint's, is
+        ignored."""
         number = private.backward_pass()
         if number in self._passes:
             return
@@ -144,7 +146,7 @@ class ModuleCompression(GradientExchange):
             raise errors.again(self.fail(error)) from None
 
     def _lay_out(self) -> None:
-        """Makes the buckets at the first gradient or step."""
+        """Create the buckets, at the first gradient or step."""
         if not self._pipeline.buckets:
             order = self._hooks.agree_on_order(self._group)
             self._pipeline.take(lay_out(GradientBucket, self.bucket, order))
@@ -161,14 +163,14 @@ class ModuleCompression(GradientExchange):
         self.between_steps(self._pipeline.device, lambda: None)
 
     def finish(self) -> None:
-        """After step(): return when all parameters have taken it. Call it before parameters are
-        read otherwise than by a forward pass or model.state_dict()."""
+        """Return when step() has updated all parameters. Call it before reading parameters other
+        than by a forward pass or model.state_dict()."""
         for bucket in self._pipeline.deferred():
             self._pipeline.apply(bucket)
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Backward passes in here add to .grad and send nothing."""
+        """Accumulate gradients: backward passes in this context add to .grad and send nothing."""
         before, self._accumulating = self._accumulating, True
         try:
             yield
@@ -186,23 +188,25 @@ class ModuleCompression(GradientExchange):
         return result
 
     def _made(self) -> Mapping[str, int] | None:
-        """After a failure: the steps that the optimizer has made, by parameter, if it is ours."""
+        """After a failure: return the steps that the optimizer has made, by parameter, or None if
+        this object does not step one."""
         return None
 
     def close(self) -> None:
-        """Let the model go and close the connections. Its gradients are reduced no more."""
+        """Remove the hooks from the model and close the connections. Gradients are not reduced any
+        more."""
         self._hooks.remove()
         super().close()
 
 
 class OptimizedCompression(ModuleCompression):
-    """A plain module and its optimizer, whose step() takes the means of all ranks' gradients.
+    """A plain module and its optimizer, whose step() uses the means of all ranks' gradients.
 
     Under policy "p3" step() returns at once, and each module's forward waits for the parameters
-    that it needs; "wfbp" and "fifo" wait in step(). The weights are the same, bit for bit, where
-    chunk_bytes is. Accumulate gradients under no_sync(). Before clipping by norm or unscaling call
-    synchronize(), or clip with clip_grad_norm_(): both wait for all gradients. Typed errors come
-    out of backward(), step() and, under p3, the model's forward."""
+    that it needs; "wfbp" and "fifo" wait in step(). With equal chunk_bytes all policies give
+    bit-identical weights. Accumulate gradients in no_sync(). Call synchronize() before clipping by
+    norm or unscaling, or clip with clip_grad_norm_(): both wait for all gradients. Typed errors are
+    raised by backward(), step() and, under p3, the model's forward."""
 
     def __init__(
         self,
@@ -214,11 +218,12 @@ class OptimizedCompression(ModuleCompression):
         warm_up_steps: int | None = None,
         **options: Any,
     ) -> None:
-        """compress() makes it, and replaces the optimizer's step().
+        """Created by compress(), which replaces the optimizer's step().
 
-        delay: 1 lets a step's mean come during the next step, which meanwhile computes with weights
-          that this rank updated with its own gradient (OD-SGD, thinwire.torch.optimizer.delay).
-        warm_up_steps: with delay: the first steps, which wait.
+        Args:
+            delay: 1: a step's mean may come during the next step, which computes with weights that
+                this rank updated with its own gradient (OD-SGD, thinwire.torch.optimizer.delay).
+            warm_up_steps: with delay: the number of first steps, which wait for the mean.
         """
         delay = 0 if delay is None else delay
         warm_up_steps = 0 if warm_up_steps is None else warm_up_steps
@@ -251,7 +256,7 @@ class OptimizedCompression(ModuleCompression):
         ]
 
     def _take_over(self) -> None:
-        """Moves momentum out of the param groups that still have their own, if it is to be ours."""
+        """Move momentum out of the param groups that still have it, if the exchange owns it."""
         if self.config.momentum:
             self.take_momentum(self._optimizer, self._names.get)
 
@@ -283,14 +288,14 @@ class OptimizedCompression(ModuleCompression):
                 f"rank {self.rank}: the gradient of '{self._names[parameter]}' was made again "
                 f"before step(), when it had been sent already; {fix}"
             )
-            raise errors.again(self.fail(error))  # peers would wait for the next step
+            raise errors.again(self.fail(error))  # so that the peers do not wait in the next step
         if bucket.ready(parameter):
             self._pipeline.send(bucket)
 
     # Steps.
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Make one step of the optimizer, whose step() this is. Returns the closure's loss."""
+        """Make one step; this replaces the optimizer's step(). Returns the closure's loss."""
         loss = loss_of(closure)
         self._lay_out()
         checks.check_gradients(self._optimizer, self._names)
@@ -319,7 +324,7 @@ class OptimizedCompression(ModuleCompression):
 
     def synchronize(self) -> None:
         """After backward(): return when every .grad holds the mean of all ranks. The next step()
-        takes the gradients as they are then, so they can be clipped or unscaled in between."""
+        uses .grad, so gradients can be clipped or unscaled in between."""
         checks.check_can_synchronize(self._delay is not None, self)
         self.finish()
         self._lay_out()
@@ -333,7 +338,7 @@ class OptimizedCompression(ModuleCompression):
             self._delay.finish()
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
-        """torch.nn.utils.clip_grad_norm_ of the means, between backward() and step()."""
+        """Clip the means with torch.nn.utils.clip_grad_norm_, between backward() and step()."""
         if self.config.policy == "p3":
             warn(
                 "clip_grad_norm_ needs all gradients, so this step waits for them as policy='wfbp' "
@@ -358,7 +363,8 @@ class OptimizedCompression(ModuleCompression):
         self._pipeline.restart(self.steps)
 
     def _made(self) -> Mapping[str, int]:
-        """Steps with the means that came back before the failure, and with no others."""
+        """Step with the means that came back before the failure; return the steps made, by
+        parameter."""
         for bucket in self._pipeline.deferred():
             with contextlib.suppress(errors.Error):
                 self._pipeline.apply(bucket)
@@ -367,9 +373,9 @@ class OptimizedCompression(ModuleCompression):
         return self._pipeline.made()
 
     def close(self) -> None:
-        """Finish the step in flight, give the optimizer its own step() back, and close."""
+        """Finish the step in flight, restore the optimizer's own step(), and close."""
         try:
-            if self._session.error is None:  # else the caller has heard that the step failed
+            if self._session.error is None:  # else the caller has got the error of the step
                 self.finish()
         finally:
             self._optimizer.step = self._own_step
@@ -381,8 +387,8 @@ class OptimizedCompression(ModuleCompression):
 def trained_names(
     model: torch.nn.Module, group: dist.ProcessGroup | None = None, ignored: Collection[str] = ()
 ) -> dict[torch.Tensor, str]:
-    """The parameters that are trained, with their names. InvalidArgumentError for one whose
-    gradients cannot be reduced. ignored: names that torch has for parameters to leave out."""
+    """Return the trained parameters with their names. InvalidArgumentError for one whose gradients
+    cannot be reduced. ignored: torch's names of parameters to leave out."""
     names = {
         p: private.plain_name(name)
         for name, p in model.named_parameters()

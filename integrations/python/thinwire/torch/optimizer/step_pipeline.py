@@ -1,4 +1,4 @@
-"""StepPipeline: from gradients over means to the optimizer's step, bucket by bucket."""
+"""StepPipeline: reduces gradients to means and makes the optimizer's step, bucket by bucket."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Groups = list[dict[str, Any]]  # param groups, with the hyperparameters of one s
 
 
 class Phase(Enum):
-    """A bucket goes through all of them once a step."""
+    """The phases of a bucket; it goes through all of them once per step."""
 
     IDLE = "its gradients are being made"
     IN_FLIGHT = "it is being reduced"
@@ -31,7 +31,7 @@ class GradientBucket(FlatBucket):
     def __init__(self, bucket: Bucket, held: Sequence[torch.Tensor]) -> None:
         super().__init__(bucket, held)
         self.phase = Phase.IDLE
-        self.made = 0  # steps that the optimizer has taken, or left out
+        self.made = 0  # steps that the optimizer has made or skipped
         self._ready: set[torch.Tensor] = set()
         self._versions: dict[torch.Tensor, int] = {}
         self._submission: InFlight | None = None
@@ -45,12 +45,12 @@ class GradientBucket(FlatBucket):
         return parameter in self._ready
 
     def ready(self, parameter: torch.Tensor) -> bool:
-        """Notes that this gradient is made. Returns whether all of the bucket are."""
+        """Note that this gradient is made. Return whether all gradients of the bucket are."""
         self._ready.add(parameter)
         return len(self._ready) == len(self.parameters)
 
     def submit(self, exchange: GradientExchange) -> None:
-        """Starts the reduction of the gradients as they are now."""
+        """Start the reduction of the gradients as they are now."""
         gradients = [parameter.grad for parameter in self.parameters]
         buffer = self.fill(gradients, exchange.rank, exchange.momentum.weight_decay_of)
         self._submission = exchange.submit(self.bucket, buffer)
@@ -74,13 +74,13 @@ class GradientBucket(FlatBucket):
                 )
 
     def restart(self, made: int) -> None:
-        """Forgets the step under way, which failed; `made` steps were made."""
+        """Discard the present step, which failed; `made` steps were made."""
         self.made, self.phase, self._submission = made, Phase.IDLE, None
         self._ready.clear()
         self._versions.clear()
 
     def wait(self, exchange: GradientExchange) -> None:
-        """Returns when means() are there; raises the typed error of a failure."""
+        """Return when means() are ready; raise the typed error of a failure."""
         if self.phase is Phase.IN_FLIGHT:
             exchange.wait(self._submission)
             self._submission = None
@@ -90,7 +90,7 @@ class GradientBucket(FlatBucket):
 
 
 class StepPipeline:
-    """Sends buckets, waits for their means, and steps their parameters: all at once, or each bucket
+    """Sends buckets, waits for their means, and steps their parameters: all of them, or each bucket
     when its parameters are needed (a deferred step)."""
 
     def __init__(
@@ -100,32 +100,32 @@ class StepPipeline:
         find_unused: bool,
         own_step: Callable[[], Any] | None = None,
     ) -> None:
-        """optimizer: None where nothing steps. own_step: the optimizer's, where its step() has been
-        replaced."""
+        """optimizer: None if the pipeline makes no steps. own_step: the optimizer's original step()
+        if it has been replaced."""
         self._own_step = own_step
         self.buckets: list[GradientBucket] = []
         self.bucket_of: dict[torch.Tensor, GradientBucket] = {}
         self._optimizer, self._exchange = optimizer, exchange
         self._find_unused = find_unused
-        self._deferred: dict[GradientBucket, Groups] = {}  # steps that were asked for
+        self._deferred: dict[GradientBucket, Groups] = {}  # steps that are due
         self._used_bucket: Bucket | None = None
-        self._used: InFlight | None = None  # in flight: which parameters have a gradient
-        self._unused: set[torch.Tensor] = set()  # parameters without a gradient on every rank
+        self._used: InFlight | None = None  # the exchange of which parameters have a gradient
+        self._unused: set[torch.Tensor] = set()  # parameters that have no gradient on any rank
 
     def take(self, buckets: list[GradientBucket]) -> None:
-        """Uses these buckets from the next step on."""
+        """Use these buckets from the next step on."""
         self.buckets = buckets
         for bucket in buckets:
             bucket.made = self._exchange.steps
         self.bucket_of = {parameter: b for b in buckets for parameter in b.parameters}
-        # A sum, and no mean of gradients: it has no parts, and goes before them.
+        # This is a sum and no gradient, so it has no parts. It is sent before the gradients.
         self._used_bucket = Bucket(
             "used parameters", len(self.bucket_of), "float32", op="sum", priority=-1
         )
 
     @property
     def synchronized(self) -> bool:
-        """True if .grad is the mean of all ranks, for all parameters."""
+        """Return whether .grad of all parameters is the mean of all ranks."""
         return all(bucket.phase is Phase.REDUCED for bucket in self.buckets)
 
     @property
@@ -133,36 +133,35 @@ class StepPipeline:
         return self.buckets[0].parameters[0].device
 
     def groups(self) -> Groups:
-        """The param groups with their hyperparameters of this moment, and the parameters that are
-        trained now: one that is frozen or thawed before a deferred step is made keeps its part in
-        it."""
+        """Return the param groups with their present hyperparameters and trained parameters.
+        Freezing or unfreezing a parameter later does not change a deferred step."""
         return [
             {**group, "params": [p for p in group["params"] if p.requires_grad]}
             for group in self._optimizer.param_groups
         ]
 
     def is_due(self, bucket: GradientBucket | None) -> bool:
-        """Return whether the bucket's last step is still due, which a forward pass would have made
-        that waits for its parameters."""
+        """Return whether the bucket's last step is still due. A forward pass that waits for its
+        parameters would have made it."""
         return bucket in self._deferred
 
     def begin(self, bucket: GradientBucket) -> None:
-        """Before new gradients of the bucket are sent."""
+        """Prepare the bucket for new gradients."""
         if bucket.phase is Phase.REDUCED:
-            bucket.phase = Phase.IDLE  # its step was left out, as a loss scaler does
+            bucket.phase = Phase.IDLE  # its step was skipped, for example by a loss scaler
             bucket.made += 1
 
     def send(self, bucket: GradientBucket) -> None:
-        """Submits the bucket. If that fails, all ranks are told why, since this one can't finish
-        the step that others are in."""
+        """Submit the bucket. If that fails, fail all ranks with the reason, because this rank
+        cannot finish the step that the others are in."""
         try:
             bucket.submit(self._exchange)
         except errors.Error as error:
             raise errors.again(self._exchange.fail(error)) from None
 
     def flush(self) -> None:
-        """Ends the submissions of a step: buckets that are not complete go now, with zeros for the
-        gradients that this rank has not made, so that no rank waits for them."""
+        """End the submissions of a step: send incomplete buckets, with zeros for the gradients that
+        this rank has not made, so that no rank waits for them."""
         if self._find_unused:
             used = torch.tensor(
                 [p.grad is not None for p in self.bucket_of],
@@ -176,14 +175,14 @@ class StepPipeline:
         self._exchange.end_step()
 
     def send_rest(self) -> None:
-        """flush() at the end of a step that sent its gradients in backward: InvalidArgumentError if
-        one of them was changed since."""
+        """flush() at the end of a step that sent gradients in backward(). InvalidArgumentError if
+        one of them was changed afterwards."""
         self.flush()
         for bucket in self.buckets:
             bucket.check_untouched()
 
     def learn_unused(self) -> None:
-        """Once a step: learns which parameters have no gradient on any rank."""
+        """Find out which parameters have no gradient on any rank. Call it once per step."""
         if self._used is None:
             return
         used, self._used = self._used, None
@@ -192,15 +191,15 @@ class StepPipeline:
         self._unused = {parameter for parameter, count in counts if count == 0}
 
     def defer(self) -> None:
-        """Every bucket's step is due from here on, with the hyperparameters of this moment."""
+        """Make every bucket's step due, with the present hyperparameters."""
         self._deferred = dict.fromkeys(self.buckets, self.groups())
 
     def deferred(self) -> list[GradientBucket]:
-        """The buckets whose step is due."""
+        """Return the buckets whose step is due."""
         return list(self._deferred)
 
     def apply(self, bucket: GradientBucket) -> None:
-        """Waits for the bucket's means and makes its step, if one is due."""
+        """Wait for the bucket's means and make its step, if one is due."""
         groups = self._deferred.get(bucket)
         if groups is None:
             return
@@ -213,13 +212,13 @@ class StepPipeline:
     def step_bucket(
         self, bucket: GradientBucket, means: dict[torch.Tensor, torch.Tensor], groups: Groups
     ) -> None:
-        """The step of the bucket's parameters with these means; gradients stay as they are."""
+        """Step the bucket's parameters with these means; .grad stays unchanged."""
         kept = {p: p.grad for p in bucket.parameters}
         inside = {p for p in bucket.parameters if p not in self._unused}
         for parameter, mean in means.items():
             parameter.grad = mean.to(parameter.dtype) if parameter in inside else None
         try:
-            with torch.inference_mode(False):  # the forward pass that needs them may be in it
+            with torch.inference_mode(False):  # the forward pass may be in inference mode
                 _step_partly(self._optimizer, self._step, inside, groups)
         finally:
             for parameter, gradient in kept.items():
@@ -227,7 +226,7 @@ class StepPipeline:
         bucket.made += 1
 
     def take_means(self) -> None:
-        """Waits for all means and writes them into .grad."""
+        """Wait for all means and write them into .grad."""
         for bucket in self.buckets:
             bucket.wait(self._exchange)
         self.learn_unused()
@@ -242,7 +241,7 @@ class StepPipeline:
                         parameter.grad.copy_(mean)
 
     def step(self) -> None:
-        """The wrapped optimizer's step with the gradients as they are."""
+        """Make the wrapped optimizer's step with the present gradients."""
         self._step()
         for bucket in self.buckets:
             bucket.phase = Phase.IDLE
@@ -252,11 +251,11 @@ class StepPipeline:
         (self._own_step or self._optimizer.step)()
 
     def made(self) -> dict[str, int]:
-        """The steps that each parameter has taken."""
+        """Return the number of steps of each parameter."""
         return {name: bucket.made for bucket in self.buckets for name in bucket.names}
 
     def restart(self, steps: int) -> None:
-        """Forgets the step under way; the exchange goes on at `steps`."""
+        """Discard the present step; the exchange continues at `steps`."""
         self._deferred.clear()
         self._used = None
         for bucket in self.buckets:
@@ -269,9 +268,9 @@ def _step_partly(
     parameters: set[torch.Tensor],
     groups: list[dict[str, Any]],
 ) -> None:
-    """Steps only these, by `step`, with the hyperparameters of `groups`.
+    """Step only these parameters, with `step` and the hyperparameters of `groups`.
 
-    InvalidArgumentError for an optimizer that keeps state for a whole param group, since that
+    InvalidArgumentError for an optimizer that keeps state for a whole param group, because that
     couples its parameters."""
     chosen = []
     for group in groups:

@@ -1,5 +1,5 @@
-"""WrappedOptimizer: a torch optimizer that delegates to another one; and the closure of a step()
-that replaces another one's."""
+"""WrappedOptimizer: a torch optimizer that delegates to another one; and loss_of(), for a step()
+that replaces another one."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from thinwire.arguments import check_call
 
 
 class WrappedOptimizer(Optimizer):
-    """Param groups and state are the wrapped optimizer's own objects, so that a learning-rate
-    schedule may hold either of the two."""
+    """A torch optimizer whose param groups and state are those of another one, so that a
+    learning-rate scheduler may use either of the two."""
 
     def __init__(self, inner: Optimizer) -> None:
         # Not super(): a subclass may also derive from the wrapped optimizer's class.
@@ -26,29 +26,29 @@ class WrappedOptimizer(Optimizer):
         self.param_groups, self.state = self._inner.param_groups, self._inner.state
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """As the wrapped optimizer's."""
+        """Call the wrapped optimizer's zero_grad()."""
         self._inner.zero_grad(set_to_none)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As the wrapped optimizer's."""
+        """Call the wrapped optimizer's add_param_group()."""
         if hasattr(self, "_inner"):
             self._inner.add_param_group(param_group)
         else:  # torch's constructor calls it
             Optimizer.add_param_group(self, param_group)
 
     def state_dict(self) -> dict[str, Any]:
-        """As the wrapped optimizer's."""
+        """Return the wrapped optimizer's state_dict()."""
         return self._inner.state_dict()
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """As the wrapped optimizer's."""
+        """Call the wrapped optimizer's load_state_dict()."""
         self._inner.load_state_dict(dict(state_dict))
         self._share()
 
 
 def loss_of(closure: Callable[[], Any] | None) -> Any:
-    """Returns what the closure of a step() returns, called once with gradients on; None without
-    one."""
+    """Call the closure of a step() once, with gradients enabled, and return its result; None
+    without a closure."""
     check_call("closure", closure)
     if closure is None:
         return None

@@ -7,7 +7,7 @@ members that may come and go::
     with sites.DiLoCo(sites.static(), [model], inner, outer, sync_every=64, codec="int4"):
         for x, y in loader:
             loss_of(model(x), y).backward()
-            inner.step()  # every 64th one meets the other sites
+            inner.step()  # every 64th step is followed by a round with the other sites
             inner.zero_grad()
 """
 

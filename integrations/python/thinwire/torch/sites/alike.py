@@ -1,8 +1,9 @@
-"""Checks that the members of a meeting can train together: they tell digests of what they need
-alike, and where one differs it is named.
+"""Checks that the members of a meeting can train together: they exchange digests of the arguments
+that must be equal, and an error names the one that differs.
 
-Where nobody has trained, all members raise the error, since the run was started wrongly. Where some
-have, only those raise it that are unlike them: they leave, and the others go on with a warning."""
+If no member has trained, all members raise the error, because the run was started wrongly. If some
+have, only the members that differ from them raise it and leave; the others continue with a
+warning."""
 
 from __future__ import annotations
 
@@ -19,22 +20,24 @@ from thinwire.torch.sites.secure import FEWEST, MOST
 _log = logging.getLogger("thinwire")
 
 _DIGEST = 8
-_PLACE = 96  # bytes of a member's place, in words
+_PLACE = 96  # bytes of the text that describes a member's place
 
 
 def digests_of(alike: Mapping[str, Any]) -> bytes:
-    """Return bytes that are equal where the values are."""
+    """Return bytes that are equal if the values are equal."""
     texts = [repr(each).encode() for each in alike.values()]
     return b"".join(hashlib.sha256(text).digest()[:_DIGEST] for text in texts)
 
 
 def check_alike(epoch: Epoch, one: int, names: list[str], told: list[bytes], known: bool) -> None:
-    """MismatchError on members that are unlike member `one`, and on all if none has trained.
+    """MismatchError on members that differ from member `one`, or on all if none has trained.
 
     Args:
-        names: of the arguments that are to be alike.
-        told: each member's digests_of() these.
-        known: some have the group's state.
+        epoch: the members.
+        one: the rank of a member with the right arguments.
+        names: of the arguments that must be equal.
+        told: digests_of() these arguments, of each member.
+        known: whether some members have the group's state.
     """
     parts = [(name, slice(at * _DIGEST, (at + 1) * _DIGEST)) for at, name in enumerate(names)]
     for rank, name in enumerate(epoch.names):
@@ -49,8 +52,8 @@ def check_alike(epoch: Epoch, one: int, names: list[str], told: list[bytes], kno
 
 
 def check_names(meeting: Meeting, known: list[bool]) -> None:
-    """InvalidArgumentError on members whose name another one has, but for one that has trained.
-    known: whether each has the group's state."""
+    """InvalidArgumentError on members that share a name, except on one that has trained. known:
+    whether each member has the group's state."""
     names = meeting.epoch.names
     if len(set(names)) == len(names):
         return
@@ -72,14 +75,15 @@ def check_names(meeting: Meeting, known: list[bool]) -> None:
 
 
 def _refuse(error: errors.Error, here: bool) -> None:
-    """Raises the error if this member is meant. Else it goes on, when those who are have left."""
+    """Raise the error if `here`. Otherwise warn and return when the members that raise have
+    left."""
     if here:
         raise error
     _log.warning("%s", error)
 
 
 def check_secure(epoch: Epoch) -> None:
-    """InvalidArgumentError unless so many members may add up secure sums."""
+    """InvalidArgumentError unless the number of members is supported by secure sums."""
     if not FEWEST <= epoch.size <= MOST:
         raise errors.InvalidArgumentError(
             f"{epoch.size} members {list(epoch.names)} with secure=True, expected {FEWEST} to "

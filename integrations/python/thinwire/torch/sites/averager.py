@@ -1,4 +1,4 @@
-"""PeriodicModelAverager: torch's class of this name, compressed."""
+"""PeriodicModelAverager: a compressed version of torch's class of this name."""
 
 from __future__ import annotations
 
@@ -20,21 +20,22 @@ from thinwire.torch.sites.state import check_like
 
 class PeriodicModelAverager:
     """Averages parameters over the ranks of a process group every `period` steps, after
-    `warmup_steps` (torch.distributed.algorithms.model_averaging.averagers.PeriodicModelAverager,
-    whose arguments come first and in its order). It fits torch's PostLocalSGDOptimizer.
+    `warmup_steps`. The first arguments are those of
+    torch.distributed.algorithms.model_averaging.averagers.PeriodicModelAverager, in its order. It
+    works with torch's PostLocalSGDOptimizer.
 
-    The first average is exact. Later ones are of compressed differences to the last one, with error
-    feedback, so replicas stay bit-identical after each of them.
+    The first average is exact. Later ones average compressed differences to the last one, with
+    error feedback, so replicas are bit-identical after each average.
 
     Args:
         period: steps from one average to the next.
-        warmup_steps: steps before the first one.
+        warmup_steps: steps before the first average.
         process_group: None for the default group.
-        codec: as DiLoCo's.
-        options: as DiLoCo's, but for `secure` and `site_group`.
+        codec: as DiLoCo takes it.
+        options: those of DiLoCo, except `secure` and `site_group`.
 
     Raises:
-        InvalidArgumentError: an argument cannot be.
+        InvalidArgumentError: an argument is not valid.
     """
 
     def __init__(
@@ -67,8 +68,8 @@ class PeriodicModelAverager:
     def average_parameters(
         self, params: Iterable[torch.nn.Parameter] | Iterable[dict[str, Any]]
     ) -> None:
-        """Count a step, and average where one is due. params: parameters, or an optimizer's
-        param_groups; the same ones at every call."""
+        """Count a step, and average if it is due. params: parameters, or an optimizer's
+        param_groups; the same ones in every call."""
         if self.step >= self.warmup_steps and (self.step - self.warmup_steps) % self.period == 0:
             self._average(list(params))
         self.step += 1
@@ -86,7 +87,7 @@ class PeriodicModelAverager:
 
     def _connect(self, parameters: list[torch.nn.Parameter]) -> None:
         model = torch.nn.ParameterList(parameters)
-        unused = torch.optim.SGD(parameters, lr=0.0)  # the caller's own makes the steps
+        unused = torch.optim.SGD(parameters, lr=0.0)  # the caller's optimizer makes the steps
         local = LocalSGD(
             static(self.process_group), model, unused, 1, codec=self._codec, weight=1.0,
             **self._options,
@@ -96,18 +97,19 @@ class PeriodicModelAverager:
         self._local = local.__enter__()
 
     def state_dict(self) -> dict[str, Any]:
-        """The step, and what is kept from one average to the next; every rank saves its own."""
+        """Return the step count, and the state that is kept between averages. Each rank saves its
+        own."""
         kept = self._saved if self._local is None else self._local.state_dict()
         return {"step": self.step, "kept": kept}
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """Take a state_dict() of this rank, before the first average. InvalidArgumentError for one
-        that is none; what it keeps is looked at by the first average."""
+        """Load a state_dict() of this rank, before the first average. InvalidArgumentError if it is
+        not one; the first average checks its contents."""
         check_like("saved", saved, {"step": 0, "kept": None})
         self.step, self._saved = saved["step"], saved["kept"]
 
     def stats(self) -> dict[str, Any]:
-        """DiLoCo.stats(), without the exact average; empty before the second one."""
+        """Return DiLoCo.stats() without the first, exact average; empty before the second one."""
         return {} if self._local is None else self._local.stats()
 
     def close(self) -> None:

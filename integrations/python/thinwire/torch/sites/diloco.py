@@ -1,4 +1,4 @@
-"""DiLoCo and LocalSGD: members train on their own, and meet every so many steps."""
+"""DiLoCo and LocalSGD: members train locally, and exchange updates every so many steps."""
 
 from __future__ import annotations
 
@@ -34,48 +34,48 @@ class DiLoCo:
     with compressed pseudo-gradients and error feedback.
 
     A context manager that hooks the inner optimizer's step(). The argument order is that of
-    torchft's DiLoCo. All members pass the same values; models need not be equal at the beginning,
-    since members take the weights of the first one. After a failure the round is taken back and
-    tried again among the members that are left, who keep their steps. Not thread-safe.
+    torchft's DiLoCo. All members pass the same values. Models need not be equal at the start:
+    members take the weights of the first one. After a failure the round is undone and tried again
+    among the remaining members, who keep their steps. Not thread-safe.
 
     Args:
         members: static(), or join().
         model_fragments: modules that have no parameter in common, such as [model], or its layers.
-            Each has its round in turn. Parameters that are in none stay this member's own, as do
-            buffers.
+            Each has its round in turn. Parameters in none of them, and all buffers, stay local.
         inner_optimizer: makes the local steps. Its state stays local.
-        outer_optimizer: any of torch's, over all parameters; or a list, one for each fragment. Its
-            gradient is the mean of anchor minus parameters.
-        sync_every: steps (of which each fragment's round is a part), a timedelta, or Overhead.
+        outer_optimizer: any torch optimizer over all parameters; or a list with one for each
+            fragment. Its gradient is the mean of anchor minus parameters.
+        sync_every: the number of steps in which each fragment has one round, a timedelta, or
+            Overhead.
         codec: a spec, or {pattern of parameter names: spec}. Default: int4, biases and norms exact.
             SparseLoCo's rule (2508.15706) is "topk:density=0.0156" with decay=0.95 and an outer
             SGD without momentum.
-        fragment_sync_delay: steps that go on while a round is under way. Rounds of several
-            fragments may be under way at once.
+        fragment_sync_delay: local steps that continue while a round is in flight. Several fragments
+            may have rounds in flight at once.
         fragment_update_alpha: the share of the local parameters in the mix with the new global ones
-            (0 to 1), or "rebase": the new global ones and the steps made since the round began.
-        weight: this member's share in the mean. None: its work in this round, which is what saw()
-            counted, else its steps.
+            (0 to 1), or "rebase": the new global ones plus the steps made since the round began.
+        weight: this member's weight in the mean. None: its work in this round: the samples that
+            saw() counted, else its steps.
         prox: adds prox * (parameters - anchor) to the gradients (FedProx, 1812.06127).
-        aggregate: "mean", or a rule that bears poisoners, in which weights do not count:
+        aggregate: "mean", or a rule that tolerates poisoned updates and ignores weights:
             "centered_clip", "trimmed", "median".
-        decay: what is multiplied into the residual before it is added, 1 for plain feedback.
-        secure: members learn the sum of all updates and no single one, from 3 to 18 members that
-            keep to the protocol (SECURITY.md). In place of a codec: one byte a parameter, under
-            masks. Reports have no norms and cosines. It needs thinwire[secure].
+        decay: a factor on the residual before it is added; 1 for plain error feedback.
+        secure: members learn the sum of all updates, and no single update, if the 3 to 18 members
+            keep to the protocol (SECURITY.md). Updates have one byte per parameter, under masks, in
+            place of a codec. Reports have no norms and cosines. Requires thinwire[secure].
         site_group: the process group of a site of several ranks, such as
-            torch.distributed.group.WORLD where each site has a torchrun of its own. They train as
-            one, by DistributedDataParallel over this group, and are one member, for which the
-            group's first rank speaks; all make the same calls. They need the same parameters, bit
-            for bit, where a round begins, and have the same after it. A lost rank is an error on
-            the site's others, and the other sites go on. None: each rank is a member of its own.
-        round_log: a file that gets a line of JSON for each committed round, as it is committed:
-            number, fragment, members, weights, norms, cosines and digest, which are equal on all
-            members. It is appended to, also after a restart. A full disk is a warning.
+            torch.distributed.group.WORLD if each site has its own torchrun. They train together, by
+            DistributedDataParallel over this group, and are one member; the group's first rank
+            communicates with the other sites. All ranks make the same calls. Their parameters must
+            be bit-identical when a round begins, and are afterwards. A lost rank is an error on the
+            site's other ranks, and the other sites continue. None: each rank is its own member.
+        round_log: a file to which a line of JSON is appended for each committed round: number,
+            fragment, members, weights, norms, cosines and digest, which are equal on all members. A
+            restart appends, too. A full disk is a warning.
         options: those of the connections, such as timeout_s and interface: thinwire.torch.Options.
 
     Raises:
-        InvalidArgumentError: an argument cannot be.
+        InvalidArgumentError: an argument is not valid.
         UnavailableError: secure=True without the package cryptography.
     """
 
@@ -141,14 +141,14 @@ class DiLoCo:
         self._inner, self._outers = inner_optimizer, list(dict.fromkeys(outers))
         self._delay, self._alpha = fragment_sync_delay, fragment_update_alpha
         self._weight, self._prox, self._decay = weight, prox, decay
-        self._work, self._saw = 0.0, False  # since the start; whether saw() counts it
+        self._work, self._saw = 0.0, False  # work since the start; whether saw() has counted it
         self._left: deque[int] = deque()  # steps until each open round ends
         self._at_begin: dict[int, dict[str, torch.Tensor]] = {}  # for "rebase", by round
-        self._kept: Round | None = None  # the round before which its fragment's state was kept
-        self._ahead: Round | None = None  # applied, with its votes under way
+        self._kept: Round | None = None  # the round whose fragment's former state is kept
+        self._ahead: Round | None = None  # a round that is applied before all votes have come
         self._restored: list[Mapping[str, Any]] = []
-        self._restored_own = False  # its own state dict, and not those of all members
-        self._changed: set[int] = set()  # fragments, since the site's other ranks were told
+        self._restored_own = False  # True: from its own state dict, and not those of all members
+        self._changed: set[int] = set()  # fragments that the site's other ranks do not have yet
         self._hooks: list[Any] = []
         self.reports: deque[Report] = deque(maxlen=1000)  # of the last rounds
         settings = config.resolve(codec="fp32", **options)
@@ -168,11 +168,11 @@ class DiLoCo:
         self._leads = self._site is None or self._site.leads
         self._round_log = None if round_log is None or not self._leads else RoundLog(round_log)
 
-    # The training loop's side.
+    # Called by the training loop.
 
     def __enter__(self) -> DiLoCo:
-        """Blocks until the members have met, and have the same anchor. After an error this one has
-        left them."""
+        """Block until the members have connected and have the same anchor. After an error this
+        member has left the others."""
         if self._hooks:
             raise InvalidArgumentError("this DiLoCo is in a `with` already, and would count twice")
         try:
@@ -187,7 +187,7 @@ class DiLoCo:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, _trace: object) -> None:
-        """Ends the rounds that are under way, unless an exception ends the block, and leaves."""
+        """Finish the open rounds, unless an exception ends the block, and leave."""
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
@@ -200,9 +200,16 @@ class DiLoCo:
             self.close()
 
     def saw(self, samples: float) -> None:
-        """Count samples, or tokens, of the next steps as this member's weight in its round. All
-        members, and all ranks of a site, call it, or none does: else the round is a MismatchError
-        on all. Raises InvalidArgumentError unless it is a number from 0 to 1e18."""
+        """Count samples or tokens of the next steps for this member's weight in its round. Either
+        all members and all ranks of a site call it, or none; otherwise the round raises
+        MismatchError on all.
+
+        Args:
+            samples: a number from 0 to 1e18.
+
+        Raises:
+            InvalidArgumentError: `samples` is not such a number.
+        """
         try:
             count = math.nan if isinstance(samples, str) else float(samples)
         except (TypeError, ValueError, ArithmeticError, RuntimeError):  # a tensor of many elements
@@ -216,7 +223,7 @@ class DiLoCo:
         self._work += count
 
     def sync(self) -> None:
-        """Begins the next round now, and ends all that are open. All members call it, inside the
+        """Begin the next round now, and finish all open ones. All members call it, inside the
         `with`."""
         if not self._hooks:
             raise InvalidArgumentError("sync() is called outside the `with`, where nobody has met")
@@ -228,7 +235,7 @@ class DiLoCo:
 
     @property
     def rounds(self) -> int:
-        """Rounds that are committed."""
+        """The number of committed rounds."""
         return self._rounds.committed
 
     def _add_prox(self) -> None:
@@ -262,7 +269,7 @@ class DiLoCo:
             self._end()
 
     def _do(self, happens: int, action: Callable[[], None]) -> None:
-        """Runs `action`, which may make rounds, for all ranks of the site."""
+        """Run `action`, which may make rounds, for all ranks of the site."""
         site, rounds = self._site, self._rounds
         if site is None:
             if happens != NOTHING:
@@ -288,7 +295,7 @@ class DiLoCo:
             self._pace.since, self._pace.steps = progress.since, progress.steps
 
     def _counts(self) -> str:
-        """Return what this member's weight is, one of WEIGHTS."""
+        """Return the kind of this member's weight, one of WEIGHTS."""
         return "weight=" if self._weight is not None else "saw()" if self._saw else "steps"
 
     def _meet(self) -> None:
@@ -305,7 +312,7 @@ class DiLoCo:
         fragment.check()
         weight = self._work - fragment.mark if self._weight is None else self._weight
         fragment.mark = self._work
-        residuals: Values = {}  # whole when Rounds has taken all pieces
+        residuals: Values = {}  # complete when Rounds has taken all pieces
         if weight > 0:
             pieces = fragment.codec.encode(
                 fragment.update_in_parts(), fragment.residuals, self._decay, residuals
@@ -327,7 +334,7 @@ class DiLoCo:
         while self._rounds.open:
             self._end()
 
-    # Called by Rounds: the state that all members have alike.
+    # Called by Rounds: the state that is equal on all members.
 
     def keep(self, one: Round) -> None:
         self._kept = one if self._fragments[one.fragment].keep() else None
@@ -355,7 +362,7 @@ class DiLoCo:
             if not ahead:
                 self._move(one, one.result)
         elif self._weight is None:
-            fragment.mark -= one.weight  # nobody had it; the next round delivers it
+            fragment.mark -= one.weight  # it was not used; the next round delivers it
         self._at_begin.pop(one.number, None)
         self.reports.append(one.report)
         if self._round_log is not None:
@@ -364,7 +371,7 @@ class DiLoCo:
         self._pace.settle(one.report.measured)
 
     def _move(self, one: Round, result: Values) -> None:
-        """The outer step of these parameters, and the mix with the local ones."""
+        """Make the outer step of these parameters, and mix the result with the local ones."""
         fragment = self._fragments[one.fragment]
         begun = self._at_begin.get(one.number)
         local: dict[str, torch.Tensor] = {}
@@ -382,7 +389,7 @@ class DiLoCo:
                     fragment.parameters[name].lerp_(learned, self._alpha)
 
     def dump(self) -> bytes:
-        """All that a newcomer needs, as bytes that are equal on all members."""
+        """Return all state that a new member needs, as bytes that are equal on all members."""
         return pack(
             {
                 "anchors": [fragment.anchor for fragment in self._fragments],
@@ -393,8 +400,8 @@ class DiLoCo:
         )
 
     def load(self, state: bytes, keep_steps: bool) -> None:
-        """Take another member's dump(), and go on from its anchor. keep_steps: with what this
-        member has learned since its own anchor, which its next round delivers."""
+        """Load another member's dump(), and continue from its anchor. keep_steps: add this member's
+        local steps since its own anchor, which its next round delivers."""
         found = unpack(state)
         learned = [fragment.update() for fragment in self._fragments]
         self._load_shared(found)
@@ -439,7 +446,7 @@ class DiLoCo:
         return self._pace.measured()
 
     def follow(self, begun: int, since: int) -> None:
-        """A newcomer says nothing in the rounds that others have begun."""
+        """Take part with no update in the rounds that the others have begun."""
         self._left.clear()
         self._pace.since = since
         for _ in range(self._rounds.begun, begun):
@@ -452,10 +459,11 @@ class DiLoCo:
     # Checkpoints and statistics.
 
     def state_dict(self) -> dict[str, Any]:
-        """All but the model's parameters and the inner optimizer's state, as tensors and plain
-        values: anchors, residuals, the outer optimizers' state, and rounds under way. Every member
-        saves its own, after the same step. Resuming is bitwise equal to never having stopped.
-        Of a site's ranks the first has all of that, and the others what they count."""
+        """Return all state but the model's parameters and the inner optimizer's state, as tensors
+        and plain values: anchors, residuals, the outer optimizers' state, and open rounds. Each
+        member saves its own dict, after the same step. A resumed run is bit-identical to one that
+        was never interrupted. In a site of several ranks the first rank's dict has all of this, and
+        the others' dicts have their counters."""
         rounds = self._rounds
         if not self._leads:
             return {
@@ -498,11 +506,18 @@ class DiLoCo:
         }
 
     def load_state_dict(self, saved: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
-        """Takes this member's state_dict(), before the `with`; or a list with those of all members,
-        by rank, for another number of members: member j of m takes the residuals of those whose
-        number modulo m is j, so their sum is kept, and rounds under way are dropped. The model's
-        parameters and the inner optimizer's state are the caller's to load. All ranks of a site
-        load: each its own, or the first rank's."""
+        """Load saved state, before the `with`. The caller loads the model's parameters and the
+        inner optimizer's state.
+
+        Args:
+            saved: this member's state_dict(); or, for another number of members, the list of those
+                of all members by rank: member j of m gets the residuals of those whose number
+                modulo m is j, so their sum is kept, and open rounds are dropped. All ranks of a
+                site load: each its own dict, or the first rank's.
+
+        Raises:
+            InvalidArgumentError: it does not fit.
+        """
         if self._rounds.epoch is not None:
             raise InvalidArgumentError("load_state_dict comes before the members meet")
         check_kind("saved", saved, (Mapping, Sequence), "what DiLoCo.state_dict() returned")
@@ -560,7 +575,7 @@ class DiLoCo:
             check_like(f"{path}['at_begin']", begun, None if begun is None else fragment.anchor)
 
     def _restore(self, dicts: list[Mapping[str, Any]]) -> None:
-        """The residuals and open rounds of state dicts, now that this member's rank is known."""
+        """Load the residuals and open rounds of state dicts, when this member's rank is known."""
         epoch = self._rounds.epoch
         own = self._restored_own
         mine = dicts if own else dicts[epoch.rank :: epoch.size]
@@ -579,14 +594,18 @@ class DiLoCo:
             self._rounds.begin(
                 fragment.number, fragment.codec, [raw_bytes(one["bytes"])],
                 {name: t.clone() for name, t in one["residuals"].items()}, one["weight"],
-                "weight=",  # which goes with either of the others
+                "weight=",  # which may be combined with either of the others
             )  # fmt: skip
 
     def stats(self) -> dict[str, Any]:
-        """rounds (committed), retried (taken back after a failure, and tried again), epochs (times
-        that members met), members (their names now), sent_bytes, steps_between (now), and report,
-        the last committed round. Of a site's ranks the first knows all of that, and the others
-        rounds and steps_between."""
+        """Return counters since the start.
+
+        Returns:
+            A dict with rounds (committed), retried (undone after a failure and tried again), epochs
+            (times that members met), members (their present names), sent_bytes, steps_between (at
+            present), and report, the last committed round. In a site of several ranks the first
+            rank has all of these, and the others rounds and steps_between.
+        """
         rounds = self._rounds
         return {
             "rounds": rounds.committed,
@@ -599,7 +618,7 @@ class DiLoCo:
         }
 
     def close(self) -> None:
-        """Leaves the members. May be called twice."""
+        """Leave the other members. A second call does nothing."""
         self._rounds.close()
         if self._site is not None:
             self._site.close()
@@ -611,11 +630,11 @@ class LocalSGD(DiLoCo):
     """Periodic averaging: every `sync_every` steps all members take the mean of their parameters.
     With weights by samples it is FedAvg (arXiv 1602.05629), with prox= FedProx.
 
-    What is sent are differences to the last mean, never parameters. The argument order is that of
-    torchft's LocalSGD; the arguments that are not named here are those of DiLoCo.
+    It sends differences to the last mean, never parameters. The argument order is that of torchft's
+    LocalSGD; the other arguments are those of DiLoCo.
 
     Args:
-        model: all of its parameters that are trained take part.
+        model: all of its trained parameters take part.
         optimizer: makes the local steps.
     """
 

@@ -1,4 +1,4 @@
-"""Fragments: parts of a model that have rounds of their own."""
+"""Fragments: parts of a model, each with its own rounds."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from thinwire.torch.sites.updates import UpdateCodec, Values
 
 
 class _Kept(NamedTuple):
-    """State of a fragment before a step that may be taken back."""
+    """State of a fragment before a step that may be undone."""
 
     parameters: dict[str, torch.Tensor]
     anchor: dict[str, torch.Tensor]
@@ -31,8 +31,8 @@ class _Kept(NamedTuple):
 
 
 class Fragment:
-    """A part of the model that has rounds of its own: its parameters, the anchor, which is what all
-    members had after the last round, and what compression has lost so far."""
+    """A part of the model with its own rounds: its parameters, the anchor (the parameters of all
+    members after the last round), and the residuals of compression."""
 
     def __init__(
         self, number: int, module: torch.nn.Module, codec: Codec | None, outer: Optimizer
@@ -57,19 +57,19 @@ class Fragment:
         self.anchor = self.copy()
         self._on_host = all(p.device.type == "cpu" for p in self.parameters.values())
         self._kept: _Kept | None = None
-        self.mark = 0.0  # the work of this member when its last round began
+        self.mark = 0.0  # this member's work when its last round began
 
     def shapes(self) -> dict[str, tuple[torch.dtype, list[int]]]:
-        """The parameters' dtypes and shapes."""
+        """Return the parameters' dtypes and shapes."""
         return {name: (p.dtype, list(p.shape)) for name, p in self.parameters.items()}
 
     def copy(self) -> dict[str, torch.Tensor]:
-        """The parameters, on the host."""
+        """Return a copy of the parameters on the host."""
         return {n: p.detach().to("cpu", copy=True) for n, p in self.parameters.items()}
 
     def check(self) -> None:
-        """InvalidArgumentError if the module trains other parameters than when this was made, or
-        one is not finite: the mean would make those of all members so."""
+        """InvalidArgumentError if the module trains other parameters than at the start, or one is
+        not finite, because the mean would make it so on all members."""
         now = _trained(self._module)
         if others := [n for n, p in now.items() if self.parameters.get(n) is not p]:
             raise InvalidArgumentError(
@@ -80,7 +80,7 @@ class Fragment:
         spoiled = [
             name
             for name, p in self.parameters.items()
-            # The sum is fast, and may be infinite where no element is.
+            # The sum is fast, but may be infinite even if all elements are finite.
             if not p.detach().sum(dtype=torch.float32).isfinite() and not p.isfinite().all()
         ]
         if spoiled:
@@ -91,12 +91,13 @@ class Fragment:
             )
 
     def update(self) -> Values:
-        """Anchor minus parameters: the pseudo-gradient."""
+        """Return anchor minus parameters: the pseudo-gradient."""
         of = self.update_in_parts()
         return {name: of(name, 0, p.numel()) for name, p in self.parameters.items()}
 
     def update_in_parts(self) -> Callable[[str, int, int], torch.Tensor]:
-        """The update, which is computed part by part: (name, begin, end) -> these elements."""
+        """Return a function that computes the update part by part: (name, begin, end) -> these
+        elements."""
         held: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}  # the parameter of the last part
 
         def part(name: str, begin: int, end: int) -> torch.Tensor:
@@ -110,23 +111,23 @@ class Fragment:
         return part
 
     def keep(self) -> bool:
-        """Keeps all that step() and a mix after it change, until restore() or forget(). Return
-        whether it did: only of parameters on the host, since copies would take a device's memory,
-        and of an optimizer of torch's own, whose state is known, and whose steps have no hooks."""
+        """Keep all state that step() and a mix after it change, until restore() or forget(). Return
+        whether it was kept: only if the parameters are on the host, because copies would take a
+        device's memory, and with a torch optimizer, whose state is known, without step hooks."""
         torchs = type(self.outer).__module__.startswith("torch.optim.")
         if not self._on_host or not torchs or has_step_hooks(self.outer):
             return False
         own, state = list(self.parameters.values()), self.outer.state
         self._kept = _Kept(
             {name: p.detach().clone() for name, p in self.parameters.items()},
-            self.anchor,  # step() makes a new one
+            self.anchor,  # step() replaces it, and does not change it
             {p: copy.deepcopy(state[p]) for p in own if p in state},
             [{k: v for k, v in g.items() if k != "params"} for g in self.outer.param_groups],
         )
         return True
 
     def restore(self) -> None:
-        """Takes back all since keep(), bit for bit."""
+        """Undo all changes since keep(), bit for bit."""
         kept, self._kept = self._kept, None
         with torch.no_grad():
             for name, p in self.parameters.items():
@@ -138,13 +139,13 @@ class Fragment:
         self.anchor = kept.anchor
 
     def forget(self) -> None:
-        """Drops what keep() has kept."""
+        """Drop the state of keep()."""
         self._kept = None
 
     def step(self, update: Values) -> None:
-        """An outer step from the anchor, which ends at the new anchor, of the parameters that are
-        in the update. torch's optimizers step each one for itself, so several steps make the bits
-        of one."""
+        """Make an outer step from the anchor to the new anchor, of the parameters in the update.
+        torch's optimizers step each parameter independently, so several partial steps give the same
+        bits as one step."""
         own = {name: self.parameters[name] for name in update}
         with torch.no_grad(), _only_these(self.outer, own.values()):
             for name, p in own.items():
@@ -166,8 +167,8 @@ def _trained(module: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 @contextlib.contextmanager
 def _only_these(optimizer: Optimizer, parameters: Iterable[torch.Tensor]):
-    """Hides the gradients of all other parameters, and gives all back: the last inner step has left
-    gradients that the outer optimizer must not see."""
+    """Hide the gradients of all other parameters, and restore all gradients at the end: the last
+    inner step has left gradients that the outer optimizer must not use."""
     everything = {id(p): p for group in optimizer.param_groups for p in group["params"]}
     everything.update((id(p), p) for p in parameters)
     kept = [(p, p.grad) for p in everything.values()]
@@ -192,7 +193,7 @@ def check_apart(fragments: Sequence[Fragment]) -> None:
 
 
 def outers_of(outer: Optimizer | Sequence[Optimizer], fragments: int) -> list[Optimizer]:
-    """An outer optimizer for each fragment. InvalidArgumentError if they do not fit."""
+    """Return an outer optimizer for each fragment. InvalidArgumentError if they do not fit."""
     listed = list(outer) if isinstance(outer, Iterable) else []
     outers = [outer] * fragments if isinstance(outer, Optimizer) else listed
     if len(outers) != fragments or not all(isinstance(each, Optimizer) for each in outers):

@@ -1,15 +1,16 @@
 """Members that come and go, over torchft's Lighthouse: join("http://host:29510").
 
-torchft.coordination's client is all that is used of torchft 0.2 (its page says that this interface
-may change); its Manager is not, since it discards steps after a failure. The Lighthouse lists who
-takes part. It authenticates nobody, so it can keep members apart, and no more: who takes part is
-proved among the members, by the key file.
+This uses only torchft.coordination's client of torchft 0.2 (its page says that the interface may
+change), and not its Manager, which discards steps after a failure. The Lighthouse lists the
+members. It does not authenticate them, so the worst that a wrong Lighthouse can do is to keep
+members apart: members prove to each other with the key file that they belong to the group.
 
-The Lighthouse tells nobody who is dead, so members of an epoch send each other signs of life, on
-lines of their own. It does not keep who took part before, either. So each member tells the others
-its last epoch, and the newest of these is followed by one with more than half of its members: no
-two groups have that. Those who said that they leave do not count, nor those whose line has closed
-and whose machine answers that nobody listens there any more: their process has ended."""
+The Lighthouse does not report dead members, so members of an epoch send each other heartbeats on
+connections of their own ("lines"). It does not remember former members, either. So each member
+tells the others its last epoch, and the newest of these must be followed by an epoch with more than
+half of its members, which no two groups can have. Members that have said goodbye do not count, nor
+those whose line has closed and whose machine refuses connections to their port: their process has
+ended."""
 
 from __future__ import annotations
 
@@ -40,20 +41,20 @@ from thinwire.torch.sites.meeting import (
 _log = logging.getLogger("thinwire")
 
 _CONNECT = datetime.timedelta(seconds=10)
-_LINE_S = 2.0  # to reach another member
-_GOODBYE = 0x80  # any less is a sign of life: the number of the sender's epoch, as far as it fits
-_MOST_LISTENERS = 256  # strangers that connect are not to take all descriptors
+_LINE_S = 2.0  # seconds to connect to another member
+_GOODBYE = 0x80  # a smaller byte is a heartbeat: the low bits of the sender's epoch number
+_MOST_LISTENERS = 256  # so that strangers cannot use up all file descriptors by connecting
 
 
 class _Line:
-    """To another member, which sends a byte on it now and then; it closes when the member's process
-    ends."""
+    """A connection to another member, which sends heartbeats on it. It closes when the member's
+    process ends."""
 
     def __init__(self, address: str) -> None:
         host, _, port = address.rpartition(":")
         self._address = (host, int(port))
-        self.has_left = False  # in good order
-        self.epoch: int | None = None  # of the member, as it last told
+        self.has_left = False  # True after a goodbye
+        self.epoch: int | None = None  # the member's epoch in its last heartbeat
         self.heard = time.monotonic()
         self._socket: socket.socket | None = None
         with contextlib.suppress(OSError):
@@ -79,8 +80,8 @@ class _Line:
         return self._socket is not None
 
     def has_ended(self) -> bool:
-        """Return whether the member has left or its process has ended. Where only the line has
-        broken it may live. Blocks for a latency."""
+        """Return whether the member has left or its process has ended. False if only the line has
+        broken. Blocks for one round trip."""
         if self.has_left or self.is_open():
             return self.has_left
         try:
@@ -98,14 +99,14 @@ class _Line:
 
 
 class _Signs:
-    """Signs of life to and from the members of an epoch, on a thread of its own until close()."""
+    """Heartbeats to and from the members of an epoch, on a separate thread until close()."""
 
     def __init__(self, beat_s: float, dead_s: float) -> None:
         self._beat_s, self._dead_s = beat_s, dead_s
         self._server = socket.create_server(("", 0))
         self._server.setblocking(False)
         self.port = self._server.getsockname()[1]
-        self._listeners: list[socket.socket] = []  # the thread's alone
+        self._listeners: list[socket.socket] = []  # used only by the thread
         self._lock = threading.Lock()
         self._lines: dict[str, _Line] = {}
         self._epoch = 0
@@ -135,7 +136,7 @@ class _Signs:
             error = errors.PeerLostError(
                 f"{silent} has given no sign of life for {self._dead_s:g} s"
             )
-            # On a thread of its own: it waits while connections are made, and signs must go on.
+            # On another thread: it waits while connections are made, and heartbeats must continue.
             threading.Thread(target=fail, args=(error,), name="thinwire sites", daemon=True).start()
         self._send(_GOODBYE)
         for listener in [*self._listeners, self._server]:
@@ -145,7 +146,7 @@ class _Signs:
         kept = []
         for listener in self._listeners:
             with contextlib.suppress(OSError):
-                with contextlib.suppress(BlockingIOError):  # it has stood still for a day
+                with contextlib.suppress(BlockingIOError):  # the receiver was suspended for a day
                     listener.send(bytes([sign]))
                 kept.append(listener)
                 continue
@@ -153,7 +154,8 @@ class _Signs:
         self._listeners = kept
 
     def _read(self) -> None:
-        """A look that comes late, since this process stood still, says nothing of the others."""
+        """Read the heartbeats. If this process was suspended, so that it reads late, the others are
+        not silent."""
         now = time.monotonic()
         late = now - self._looked > self._dead_s / 2
         self._looked = now
@@ -170,7 +172,7 @@ class _Signs:
         return None
 
     def watch(self, addresses: Mapping[str, str], epoch: int = 0) -> None:
-        """From now on these members, by their addresses, for the epoch of that number."""
+        """Watch these members, by their addresses, for the epoch with this number."""
         lines = {member: _Line(address) for member, address in addresses.items()}
         with self._lock:
             before, self._lines, self._fail = self._lines, lines, None
@@ -179,14 +181,14 @@ class _Signs:
             line.close()
 
     def guard(self, fail: Callable[[errors.Error], None] | None) -> None:
-        """Calls `fail` once, on another thread, when a member gives no sign of life. One whose line
-        closes is not meant: its connections in the meeting close as well."""
+        """Call `fail` once, on another thread, when a member sends no heartbeats. It is not called
+        when a line closes, because then the connections of the meeting close, too."""
         with self._lock:
             self._fail = fail
 
     def lost(self) -> str | None:
-        """Return a member that is lost to this epoch, in words: it is gone or silent, or in a later
-        one, since this member stood still when it was told of its own."""
+        """Return text about a member that is lost to this epoch, or None. It is gone or silent, or
+        in a later epoch because this member was suspended when the epoch was made."""
         with self._lock:
             self._read()
             for member, line in self._lines.items():
@@ -196,14 +198,14 @@ class _Signs:
             return self._silent()
 
     def ended(self) -> set[str]:
-        """The members that have left, and those whose processes have ended."""
+        """Return the members that have left, and those whose processes have ended."""
         with self._lock:
             self._read()
             lines = dict(self._lines)
         return {member for member, line in lines.items() if line.has_ended()}
 
     def close(self) -> None:
-        """Tells the others that this member leaves. May be called twice."""
+        """Tell the others that this member leaves. A second call does nothing."""
         self._closing.set()
         self._thread.join()
         self.watch({})
@@ -218,7 +220,7 @@ def _name(member: str) -> str:
 
 
 class LighthouseMembers:
-    """Returned by join()."""
+    """The members that join() returns for a Lighthouse's address."""
 
     def __init__(
         self,
@@ -244,25 +246,25 @@ class LighthouseMembers:
         self._allow_split = allow_split
         self._id = f"{name}:{uuid.uuid4().hex[:8]}"
         self._host = host or _address_towards(address)
-        self._store: dist.TCPStore | None = None  # from the first meeting on
+        self._store: dist.TCPStore | None = None  # created at the first meeting
         try:
             self._client: Any = LighthouseClient(address, _CONNECT)
         except RuntimeError as error:
             raise errors.UnavailableError(f"no Lighthouse at {address}: {error}") from None
         self._epoch: Epoch | None = None
-        self._count = 0  # of epochs, from the first one on, as far as their members knew
-        self._last: list[str] = []  # the members of the last epoch that have not ended
-        self._signs: _Signs | None = None  # from the first meeting on
+        self._count = 0  # number of epochs, as far as their members knew
+        self._last: list[str] = []  # the members of the last epoch whose processes have not ended
+        self._signs: _Signs | None = None  # created at the first meeting
         self._quorum = 0
         self._attempt = 0
         self._asked = 0.0
         self._closing = threading.Event()
-        self._thread: threading.Thread | None = None  # from the first meeting on
+        self._thread: threading.Thread | None = None  # created at the first meeting
 
     def _take_part(self) -> None:
-        """Ranks of a site that do not speak to others never come here, so that the Lighthouse does
-        not wait for them."""
-        # Each member has a store; the first one's is where an epoch's members find each other.
+        """Register at the Lighthouse. Only a site's first rank calls this, so that the Lighthouse
+        does not wait for the others."""
+        # Each member has a store; an epoch's members connect through that of the first member.
         self._store = dist.TCPStore(self._host, 0, is_master=True, wait_for_workers=False)
         self._signs = _Signs(self._beat_s, self._dead_s)
         self._thread = threading.Thread(target=self._beat, name="thinwire sites", daemon=True)
@@ -270,13 +272,14 @@ class LighthouseMembers:
 
     def _beat(self) -> None:
         while not self._closing.wait(self._beat_s):
-            # The next quorum() tells of an error.
+            # The next quorum() reports an error.
             with private.in_torch(), contextlib.suppress(RuntimeError):
                 self._client.heartbeat(self._id)
 
     def meet(self, why: errors.Error | None) -> Epoch:
-        """The Lighthouse's next quorum that has more than half of the last epoch's members that may
-        live, unless all allow a split. Blocks until there is one, TimeoutError after timeout_s."""
+        """Return the next epoch: the Lighthouse's next quorum that has more than half of the last
+        epoch's members that may live, unless all allow a split. Blocks until there is one;
+        TimeoutError after timeout_s."""
         if self._thread is None:
             self._take_part()
         end = time.monotonic() + self._timeout_s
@@ -317,7 +320,7 @@ class LighthouseMembers:
         host, _, port = first.rpartition(":")
         store = self._store
         if rank != 0:
-            # One that is lost fails the meeting, and the next one is without it.
+            # A lost member fails the meeting, and is not in the next one.
             with contextlib.suppress(errors.PeerLostError):
                 store = unless_lost(
                     lambda: dist.TCPStore(host, int(port), is_master=False, timeout=_CONNECT),
@@ -333,8 +336,8 @@ class LighthouseMembers:
         return self._epoch
 
     def _ask(self, end: float, why: errors.Error | None) -> tuple[list[Any], int]:
-        """Return the members of the Lighthouse's next quorum, by rank, and its number. why: another
-        one is needed, for the message if there is none in time."""
+        """Return the members of the Lighthouse's next quorum, by rank, and its number. why: the
+        reason for a new quorum, for the message of the TimeoutError."""
         ended = self._signs.ended()
         self._last = [member for member in self._last if member not in ended]
         told = {
@@ -355,7 +358,7 @@ class LighthouseMembers:
                     data=told,
                 )
                 break
-            except (RuntimeError, TimeoutError) as error:  # it may be started again
+            except (RuntimeError, TimeoutError) as error:  # the Lighthouse may be restarted
                 waits = f"the Lighthouse has no quorum ({error})"
                 if why is not None:
                     waits = f"{why}, and {waits}"
@@ -367,7 +370,7 @@ class LighthouseMembers:
         return listed, int(quorum.quorum_id)
 
     def _cannot_follow(self, listed: list[Any]) -> str | None:
-        """Return why these members are to make no epoch after the last one, in words, or None."""
+        """Return the reason why these members must not make the next epoch, or None."""
         told = [one.data or {} for one in listed]
         if all(each.get("allow_split", False) for each in told):
             return None
@@ -385,7 +388,7 @@ class LighthouseMembers:
         )
 
     def _check_time(self, end: float, waits: str) -> None:
-        """Before another quorum is asked for."""
+        """TimeoutError if there is no time left for another quorum."""
         if self._closing.is_set():
             raise errors.Error(f"member '{self.name}' has left; create another by join()")
         if time.monotonic() > end:
@@ -395,17 +398,17 @@ class LighthouseMembers:
         time.sleep(self._beat_s)
 
     def wants_change(self) -> bool:
-        """The Lighthouse tells of a newcomer only when all ask for a quorum, so they do so after a
-        round each second at most."""
+        """Return whether a second has passed since the last quorum: the Lighthouse reports new
+        members only when all ask for a quorum."""
         return time.monotonic() - self._asked > 1.0
 
     def guard(self, epoch: Epoch, fail: Callable[[errors.Error], None]) -> None:
-        """Calls `fail` once, on another thread, if a member of the epoch gives no sign of life."""
+        """Call `fail` once, on another thread, if a member of the epoch sends no heartbeats."""
         self._signs.guard(fail)
 
     def close(self) -> None:
-        """Leave, so that others need no majority with this member; the Lighthouse notices by the
-        missing heartbeat. May be called twice."""
+        """Leave, so that the others' majority does not include this member. The Lighthouse notices
+        by the missing heartbeat. A second call does nothing."""
         self._closing.set()
         if self._thread is not None:
             self._thread.join()
@@ -414,7 +417,7 @@ class LighthouseMembers:
 
 
 def _address_towards(address: str) -> str:
-    """This machine's address on the interface that leads to the Lighthouse."""
+    """Return this machine's address on the interface that leads to the Lighthouse."""
     host, _, port = address.partition("://")[2].rstrip("/").rpartition(":")
     try:
         return address_towards(host, int(port))

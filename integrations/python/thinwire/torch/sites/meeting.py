@@ -1,6 +1,6 @@
-"""Meeting: the connections among the members of one epoch, on which they hand each other bytes.
+"""Meeting: the connections among the members of one epoch, on which they exchange bytes.
 
-Bytes travel as float32 in fp32's exact exchanges, which copy memory and never look at it. So the
+Bytes are sent as float32 with the codec fp32, which copies memory without looking at it. So the
 transport, its authentication by key and its failure detection are those of gradients."""
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from thinwire.torch.group import Group, TorchStore
 from thinwire.torch.sites.state import memory_of
 
 MOST_IN_ONE_HOP = 8  # members
-_LOOK_S = 0.05  # between two looks for a lost member
+_LOOK_S = 0.05  # seconds between two checks for a lost member
 
 
 class Epoch(NamedTuple):
     """The members that take part, from one change of members to the next."""
 
     number: int  # grows with every change, equal on all members
-    group: Group  # this member's place, and where the members find each other
+    group: Group  # this member's rank, and the store through which the members connect
     names: tuple[str, ...]  # of the members, by rank
 
     @property
@@ -48,14 +48,15 @@ class Epoch(NamedTuple):
 
 
 def have_most(here: Iterable[str], last: Iterable[str]) -> bool:
-    """Return whether the members `here` have the names of more than half of the members `last`. No
-    two groups have at one time (dynamic voting: Jajodia and Mutchler, ACM TODS 15(2), 1990)."""
+    """Return whether the members `here` have the names of more than half of the members `last`,
+    which is never true of two groups at a time (dynamic voting: Jajodia and Mutchler, ACM TODS
+    15(2), 1990)."""
     wanted = Counter(last)
     return 2 * sum((wanted & Counter(here)).values()) > sum(wanted.values())
 
 
 def address_towards(host: str, port: int) -> str:
-    """This machine's address on the interface that leads to the host. It sends nothing."""
+    """Return this machine's address on the interface that leads to the host. It sends nothing."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((host, port))
         return probe.getsockname()[0]
@@ -69,9 +70,9 @@ def unless_lost(
     lost: Callable[[], str | None],
     drop: Callable[[_Result], None] = lambda _: None,
 ) -> _Result:
-    """Return call(), or raise PeerLostError as soon as a member is lost: torch's stores wait for a
-    server that stands still without end, and connections for a member until their deadline. The
-    call is on a thread of its own, and may stay there; its result goes to `drop` then."""
+    """Return call(), or raise PeerLostError as soon as a member is lost: torch's stores wait
+    without end for a suspended server, and connections wait for a member until their deadline. The
+    call runs on another thread; if it is abandoned, its late result is passed to `drop`."""
     done = threading.Event()
     lock = threading.Lock()
     found: list[tuple[Any, BaseException | None]] = []
@@ -81,7 +82,7 @@ def unless_lost(
         try:
             with private.in_torch():
                 result, error = call(), None
-        except BaseException as raised:  # the caller's
+        except BaseException as raised:  # raised again on the caller's thread
             result, error = None, raised
         with lock:
             found.append((result, error))
@@ -109,10 +110,10 @@ def unless_lost(
 
 class EpochStore(TorchStore):
     """The store through which the members of an epoch connect. A wait ends when one of them is
-    lost, whose word would never come."""
+    lost, because it would never write the key."""
 
     def __init__(self, store: dist.Store, key: str, lost: Callable[[], str | None]) -> None:
-        """lost: says which member is lost, or None."""
+        """lost: returns text about a lost member, or None."""
         super().__init__(dist.PrefixStore(f"thinwire/{key}", store))
         self.lost = lost
 
@@ -127,7 +128,7 @@ class EpochGroup(Group):
     """The members of an epoch, whose store is an EpochStore."""
 
     def connect(self, config: Config) -> Communicator:
-        """As Group's. PeerLostError as soon as a member is lost."""
+        """Connect as Group does. PeerLostError as soon as a member is lost."""
 
         def drop(late: Communicator) -> None:
             with contextlib.suppress(errors.Error):
@@ -139,7 +140,7 @@ class EpochGroup(Group):
 
 
 class _Place:
-    """An epoch in the form that Session takes."""
+    """An epoch as a membership for Session."""
 
     def __init__(self, joined: Group) -> None:
         self.rank, self.size, self._joined = joined.rank, joined.size, joined
@@ -149,7 +150,7 @@ class _Place:
 
 
 class Gather:
-    """Bytes of all members under way. rows() blocks until they are there."""
+    """Bytes of all members in flight. rows() blocks until they have arrived."""
 
     def __init__(
         self, mine: torch.Tensor, out: torch.Tensor, members: int, pending: Pending | None
@@ -157,11 +158,11 @@ class Gather:
         self._mine, self._out, self._members, self._pending = mine, out, members, pending
 
     def is_there(self) -> bool:
-        """Return whether rows() would not block, as far as is known by now."""
+        """Return whether rows() is known not to block."""
         return self._pending is None or self._pending.future.done()
 
     def rows(self) -> list[memoryview]:
-        """Return what each member sent, by rank, valid as long as this object. Raises the typed
+        """Return the bytes of each member, by rank, valid as long as this object. Raises the typed
         error of a failure."""
         if self._pending is not None:
             self._pending.wait()
@@ -171,11 +172,12 @@ class Gather:
 
 
 class Meeting:
-    """Connects at the first exchange, which blocks until all members have come. After a failure it
-    stays failed. Calls of one name come in the same order on all members."""
+    """The connections of an epoch. They are made at the first exchange, which blocks until all
+    members have called it. After a failure a meeting stays failed. All members must make calls with
+    the same name in the same order."""
 
     def __init__(self, epoch: Epoch, settings: Config) -> None:
-        """settings: fp32, with the options of the connections."""
+        """settings: codec fp32, and the options of the connections."""
         self.epoch = epoch
         self._buckets: dict[tuple[str, int, str], Bucket] = {}
         self._session = None if epoch.size == 1 else Session(_Place(epoch.group), settings)
@@ -183,21 +185,21 @@ class Meeting:
             self._session.close_with(self)
 
     def start(self, name: str, mine: Sequence[bytes]) -> Gather:
-        """Starts to hand everybody's bytes to everybody. mine: pieces, whose total length is equal
-        on all members, and a multiple of 4."""
+        """Start an all-gather. mine: pieces of bytes, whose total length is equal on all members
+        and a multiple of 4."""
         flat = torch.frombuffer(bytearray().join(mine), dtype=torch.float32)
         return self._start(name, flat, self.epoch.size * flat.numel(), "all_gather")
 
     def end_turn(self) -> None:
-        """Says that what was started since the last call will be started again, in turn after turn.
-        On links with latency its order is predicted then, and nothing waits for an announcement.
-        Names that are started twice in a turn are left out."""
+        """Announce that the exchanges since the last call will be repeated in each turn. On links
+        with latency their order is then predicted, which saves announcements. Names that are
+        started twice in a turn are left out."""
         if self._session is not None:
             self._session.end_step(repeats=True)
 
     def scatter(self, name: str, mine: Sequence[bytes]) -> Gather:
-        """Starts to hand each member its own piece. mine: a piece for each member, by rank, all of
-        one length on all members, which is a multiple of 4."""
+        """Start an all-to-all. mine: a piece for each member, by rank; all pieces have the same
+        length on all members, a multiple of 4."""
         flat = torch.frombuffer(bytearray().join(mine), dtype=torch.float32)
         return self._start(name, flat, flat.numel(), "all_to_all")
 
@@ -212,9 +214,9 @@ class Meeting:
     def tell(
         self, name: str, mine: bytes, meanwhile: Callable[[], None] = lambda: None
     ) -> list[bytes]:
-        """Hands a few bytes to everybody, in one latency, and returns those of all members. With
-        many members in two, since the one would send `size` times as much. meanwhile: runs while
-        the bytes are under way."""
+        """Send a few bytes to all members, and return those of all, in one latency; with many
+        members in two, because one hop would send `size` times as much. meanwhile: runs while the
+        bytes are in flight."""
         if self._session is None:
             meanwhile()
             return [mine]
@@ -222,7 +224,7 @@ class Meeting:
             gather = self.start(name, [mine.ljust(-(-len(mine) // 4) * 4, b"\0")])
             meanwhile()
             return [bytes(row[: len(mine)]) for row in gather.rows()]
-        told = tensors.zeros(self.epoch.size, len(mine))  # each byte as a number, each in its row
+        told = tensors.zeros(self.epoch.size, len(mine))  # a row per member, a number per byte
         told[self.epoch.rank] = torch.tensor(list(mine), dtype=torch.float32)
         bucket = self._bucket(name, told.numel(), "all_reduce")
         pending = self._session.start(bucket, told.view(-1))
@@ -238,23 +240,24 @@ class Meeting:
         return self._buckets[key]
 
     def place(self) -> str:
-        """Where this member is, in words: its host, its address towards the others, its process."""
+        """Return text about this member's place: its host, its address for the others, its
+        process."""
         address = "no address"
         with contextlib.suppress(OSError):
             address = address_towards(self.epoch.group.host or "127.0.0.1", 1)
         return f"{socket.gethostname()[:40]} ({address}, process {os.getpid()})"
 
     def wire_bytes(self) -> int:
-        """Bytes that this member has sent."""
+        """Return the bytes that this member has sent."""
         return 0 if self._session is None else int(self._session.summary()["wire_bytes"])
 
     def fail(self, error: errors.Error) -> None:
-        """Fails the meeting on every member, each of which is told this reason."""
+        """Fail the meeting on every member with this reason."""
         if self._session is not None:
             self._session.abort(error)
 
     def close(self) -> None:
-        """Says goodbye, or, with something in flight, breaks it off. May be called twice."""
+        """Close the connections, or, with work in flight, abort it. A second call does nothing."""
         if self._session is not None:
             with contextlib.suppress(errors.Error):
                 self._session.close()

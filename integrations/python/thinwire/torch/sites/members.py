@@ -1,5 +1,5 @@
-"""Members of rounds: static() for the ranks of a process group, which stay the same, and
-join() for members that come and go."""
+"""Members of rounds: static() for the fixed ranks of a process group, and join() for members that
+come and go."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from thinwire.torch.sites.store_members import StoreMembers
 
 
 class StaticMembers:
-    """Returned by static()."""
+    """The members that static() returns."""
 
     def __init__(self, process_group: dist.ProcessGroup | None) -> None:
         group.check(process_group)
@@ -26,8 +26,8 @@ class StaticMembers:
         self._epoch: Epoch | None = None
 
     def meet(self, why: errors.Error | None) -> Epoch:
-        """The ranks of the process group, at the first call. Raises `why`: nobody can take the
-        place of a lost rank."""
+        """Return the ranks of the process group. Raises `why` after a failure: lost ranks cannot be
+        replaced."""
         if why is not None:
             raise errors.again(why)
         if self._epoch is None:
@@ -40,15 +40,19 @@ class StaticMembers:
         return False
 
     def guard(self, epoch: Epoch, fail: Callable[[errors.Error], None]) -> None:
-        """Does nothing: a process group has a deadline."""
+        """Do nothing: collectives of a process group have a deadline."""
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing."""
 
 
 def static(process_group: dist.ProcessGroup | None = None) -> StaticMembers:
-    """The ranks of a process group (None: the default one) are the members, for as long as the
-    program runs. A lost one is an error on all others."""
+    """Return members that are the ranks of a process group, as long as the program runs. A lost
+    rank is an error on all others.
+
+    Args:
+        process_group: None: the default group.
+    """
     return StaticMembers(process_group)
 
 
@@ -64,30 +68,32 @@ def join(
     dead_s: float = 2.0,
     allow_split: bool = False,
 ) -> Members:
-    """Take part among members that come and go.
+    """Return members that may come and go, and join them.
 
     Args:
-        address: where members learn of one another: a store of torch's, such as
-            TCPStore(host, port, is_master=False), whose server outlives the members; or
+        address: where members find one another: a torch store, such as
+            TCPStore(host, port, is_master=False), whose server must outlive the members; or
             "http://host:29510" of torchft's Lighthouse.
         name: of this member, for messages and the reports of rounds.
-        min_members: fewer do not train. A Lighthouse has its own --min_replicas.
-        key_file: a file with the group's secret, the same on all members; without the key nobody
-            takes part. None: THINWIRE_KEY_FILE, else a token in the store.
-        host: the own address that others reach, for a Lighthouse. None: the one towards it.
-        timeout_s: how long to wait for others. Members that train come to the meeting with their
-            next round, so it is to be longer than the time between rounds.
-        beat_s: seconds between two signs of life.
-        dead_s: seconds without one after which a member is taken for dead, and over a store half as
-            many after a connection has closed; a Lighthouse has its own --heartbeat_timeout_ms.
-        allow_split: members that are cut off from the others, or stood still meanwhile, wait for
-            these, so that no two groups train apart: over a store for one of the last epoch's
-            members, over a Lighthouse for more than half of those that may live. A new process
-            with the name of a member that was lost counts as that one. True on all members: any
-            min_members go on.
+        min_members: the least number of members that train. A Lighthouse has its own
+            --min_replicas.
+        key_file: a file with the group's secret, the same on all members; a process without the key
+            cannot take part. None: THINWIRE_KEY_FILE, else a token in the store.
+        host: with a Lighthouse: this machine's address for other members. None: the address on the
+            route to the Lighthouse.
+        timeout_s: seconds to wait for other members. Members that train come to a meeting with
+            their next round, so this must be longer than the time between rounds.
+        beat_s: seconds between two heartbeats.
+        dead_s: seconds without a heartbeat after which a member counts as dead; over a store, half
+            of that after a connection has closed. A Lighthouse has its own --heartbeat_timeout_ms.
+        allow_split: False: members that were cut off from the others, or were suspended, wait for
+            them, so that no two groups train separately: over a store for one member of the last
+            epoch, over a Lighthouse for more than half of those that may live. A new process with
+            the name of a lost member counts as that member. True, on all members: any min_members
+            continue.
 
     Raises:
-        InvalidArgumentError: an argument cannot be.
+        InvalidArgumentError: an argument is not valid.
         UnavailableError: torchft is not installed, or there is no Lighthouse at the address.
     """
     if not is_text(name) or not name:

@@ -1,5 +1,5 @@
-"""How often a round is due: after a number of steps, after a time, or as often as a share of the
-time allows."""
+"""When a round is due: after a number of steps, after a time, or as often as a share of the time
+allows."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from thinwire.errors import InvalidArgumentError
 
 @dataclass(frozen=True)
 class Overhead:
-    """The fewest steps between rounds whose exchange costs at most this share of the time, by what
-    all members measure of steps and rounds.
+    """Chooses the least number of steps between rounds with which exchanges take at most this share
+    of the time, as measured by all members.
 
     Args:
-        share: between 0 and 1; 0.05 leaves 95 % of the time to training.
-        first: steps before the first round, when nothing has been measured.
-        most: steps between rounds, at most.
+        share: between 0 and 1; 0.05 leaves 95 % of the time for training.
+        first: steps before the first round, when nothing has been measured yet.
+        most: the largest number of steps between rounds.
     """
 
     share: float = 0.05
@@ -39,12 +39,12 @@ SyncEvery = int | datetime.timedelta | Overhead
 
 
 class Pace:
-    """Says after each step whether the next round is due. The clock is time.monotonic()."""
+    """Tells after each step whether the next round is due. The clock is time.monotonic()."""
 
     def __init__(self, sync_every: SyncEvery, fragments: int, delay: int) -> None:
-        """sync_every: until every fragment had its round, of which each fragment's is a part.
-        delay: steps from the beginning of a round to its end. InvalidArgumentError if a fragment's
-        next round would begin before its last one ends."""
+        """sync_every: the period in which every fragment has one round. delay: steps from the
+        beginning of a round to its end. InvalidArgumentError if a fragment's next round would begin
+        before its last one ends."""
         check_whole("fragment_sync_delay", delay, 0)
         self._seconds, self._overhead, self.steps = None, None, 1
         if isinstance(sync_every, datetime.timedelta):
@@ -64,18 +64,18 @@ class Pace:
             self.steps = sync_every // fragments
         else:
             raise wrong("sync_every", sync_every, "steps, a timedelta or an Overhead")
-        # The first round of a fixed number of steps ends with them.
+        # With a fixed number of steps the first round ends, and not begins, after that many.
         self.since = delay % self.steps if self._seconds is None else 0
         self._begun = self._last = time.monotonic()
         self._step_s = self._round_s = 0.0
 
     @property
     def by_clock(self) -> bool:
-        """True if a time says when a round is due, and not the number of steps."""
+        """True if rounds are due by time, and not by the number of steps."""
         return self._seconds is not None
 
     def stepped(self) -> bool:
-        """Count a step, and return True where a round is due."""
+        """Count a step, and return whether a round is due."""
         now = time.monotonic()
         self._step_s = _smoothed(self._step_s, now - self._last)
         self._last = now
@@ -88,21 +88,22 @@ class Pace:
         return self.since >= self.steps
 
     def began(self) -> None:
-        """A round begins."""
+        """Call when a round begins."""
         self.since, self._begun = 0, time.monotonic()
 
     def ended(self, exchange_s: float) -> None:
-        """A round took that long, and the time since the last step is no step's."""
+        """Note that a round took `exchange_s` seconds. The time since the last step does not count
+        as a step's."""
         self._round_s = _smoothed(self._round_s, exchange_s)
         self._begun = self._last = time.monotonic()
 
     def measured(self) -> tuple[float, float]:
-        """Seconds of a round and of a step on this member; zeros before the first ones."""
+        """Return the seconds of a round and of a step on this member; 0 before the first ones."""
         return self._round_s, self._step_s
 
     def settle(self, measured: Sequence[tuple[float, float]]) -> None:
-        """Take what the members of a round have measured. The shortest round is the one of the
-        member that came last, and waited for nobody."""
+        """Set the number of steps from the measurements of a round's members. The shortest round
+        time counts: the member that came last did not wait for others."""
         known = [each for each in measured if min(each) > 0]
         if self._overhead is None or not known:
             return

@@ -1,5 +1,5 @@
-"""The parts of a round: who takes part (Members), the state that a commit changes (Model), the
-round itself, its report, and the ways to its result. Rounds (rounds.py) makes rounds of them."""
+"""The parts of a round: the members, the state that a commit changes (Model), the round itself, its
+report, and the computation of its result. Rounds (rounds.py) uses them."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from thinwire.torch.sites.updates import (
 )
 
 NO_DIGEST = bytes(16)
-WEIGHTS = ("weight=", "steps", "saw()")  # what a member's weight may be
-MOST_WORK = 1e18  # that a member counts in a round, so that sums of weights stay finite
+WEIGHTS = ("weight=", "steps", "saw()")  # the kinds of a member's weight
+MOST_WORK = 1e18  # the largest work of a member in a round, so that sums of weights stay finite
 
 
 def check_counts(counts: Mapping[str, int]) -> None:
-    """MismatchError if some weigh by saw() and others by steps. counts: by who they are, indices
-    into WEIGHTS."""
+    """MismatchError if some members count samples by saw() and others steps. counts: indices into
+    WEIGHTS, by member."""
     who = {WEIGHTS[kind]: each for each, kind in reversed(counts.items())}
     if {"saw()", "steps"} <= who.keys():
         raise errors.MismatchError(
@@ -45,47 +45,47 @@ def check_counts(counts: Mapping[str, int]) -> None:
 
 
 class Members(Protocol):
-    """Says who takes part: static(), join(), or a class of a user's own."""
+    """The members of rounds: the result of static() or join(), or a custom class."""
 
     def meet(self, why: errors.Error | None) -> Epoch:
-        """Return the next epoch once its members are agreed on, and the same object where nobody
-        came or left and `why`, a failure, is None. All members call it. Raises `why`, or an error
-        of its own, where there is no next epoch."""
+        """Return the next epoch when its members have agreed on it. If no member came or left and
+        `why` (a failure) is None, return the same object. All members call it. Raises `why`, or
+        another error, if there is no next epoch."""
         ...
 
     def wants_change(self) -> bool:
-        """Return whether somebody may be waiting to come in. It does not block."""
+        """Return whether a new member may be waiting to join. It does not block."""
         ...
 
     def guard(self, epoch: Epoch, fail: Callable[[errors.Error], None]) -> None:
-        """Calls `fail` if a member of the epoch is lost in a way that connections do not show."""
+        """Call `fail` if a member of the epoch is lost in a way that connections do not show."""
         ...
 
     def close(self) -> None:
-        """Leaves. May be called twice, and while another thread waits in meet(), which is to raise
-        then."""
+        """Leave. A second call does nothing. If another thread waits in meet(), that must raise."""
         ...
 
 
 class Model(Protocol):
-    """All that the members have alike, and what a commit does to it."""
+    """The state that is equal on all members, and its change by a commit."""
 
     def keep(self, one: Round) -> None:
-        """Before apply_ahead(), while the round's bytes are under way: keeps what it changes."""
+        """Keep the state that apply_ahead() will change. Called while the round's bytes are in
+        flight."""
         ...
 
     def apply_ahead(self, one: Round, result: Values) -> None:
-        """Does the part of apply() that takes long for some parameters, while bytes and votes are
-        under way; together its calls have the whole result. apply() or take_back() follows before
-        anybody else sees the model."""
+        """Do the slow part of apply() for some parameters, while bytes and votes are in flight. The
+        calls of a round together have the whole result. apply() or take_back() follows before the
+        caller uses the model."""
         ...
 
     def take_back(self) -> None:
-        """Restores what keep() has kept, bit for bit, if apply_ahead() has changed it."""
+        """Restore the state of keep(), bit for bit, if apply_ahead() has changed it."""
         ...
 
     def apply(self, one: Round) -> None:
-        """The commit of a round."""
+        """Commit a round."""
         ...
 
     def dump(self) -> bytes: ...
@@ -93,8 +93,8 @@ class Model(Protocol):
     def load(self, state: bytes, keep_steps: bool) -> None: ...
 
     def alike(self) -> dict[str, Any]:
-        """Return what members must have alike to train together, by the argument's name. It does
-        not change."""
+        """Return the values, by argument name, that must be equal on members to train together.
+        They do not change."""
         ...
 
     def since(self) -> int:
@@ -104,27 +104,29 @@ class Model(Protocol):
     def measured(self) -> tuple[float, float]: ...
 
     def follow(self, begun: int, since: int) -> None:
-        """A newcomer takes part in the rounds below `begun`, and goes on from there."""
+        """On a new member: take part in the rounds before number `begun`, and continue from
+        there."""
         ...
 
 
 class Report(NamedTuple):
-    """A committed round; equal on all members but for `seconds` and `sent_bytes`."""
+    """A committed round; equal on all members, except `seconds` and `sent_bytes`."""
 
     number: int
     fragment: int
     members: tuple[str, ...]
-    weights: tuple[float, ...]  # 0: took part, and had nothing to say
+    weights: tuple[float, ...]  # 0: the member took part without an update
     norms: tuple[float, ...]  # of each member's update as it was sent; 0 for weight 0
-    cosines: tuple[float, ...]  # of each member's update with the result; a poisoner's is low
-    # With secure sums or in two hops nobody knows norms and cosines, and both are empty.
+    cosines: tuple[float, ...]  # of each member's update with the result; low if it is poisoned
+    # With secure sums or in two hops no member knows norms and cosines, and both are empty.
     digest: str
-    seconds: float  # from its beginning to its commit
+    seconds: float  # from the beginning of the round to its commit
     sent_bytes: int  # by this member since the start
     measured: tuple[tuple[float, float], ...]
 
     def as_line(self) -> str:
-        """Return what is equal on all members as one line of JSON; infinite numbers are null."""
+        """Return the fields that are equal on all members as one line of JSON; infinite numbers are
+        null."""
         line = {
             "number": self.number,
             "fragment": self.fragment,
@@ -140,8 +142,8 @@ class Report(NamedTuple):
 class RoundLog:
     """A file to which a line is appended for each committed round, as it is committed.
 
-    Rounds go on while it cannot be written, as on a full disk: a warning says so once. Lines wait
-    in the file's buffer for space, and those that do not fit there are left out."""
+    If it cannot be written, for example because the disk is full, rounds continue after one
+    warning. Lines wait in the file's buffer for space, and those that do not fit are dropped."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         """InvalidArgumentError if it cannot be opened."""
@@ -183,39 +185,39 @@ class Round:
     fragment: int
     codec: UpdateCodec | SumCodec
     pieces: list[bytes]
-    residuals: Values  # valid with the commit; empty where nothing was sent
+    residuals: Values  # valid after the commit; empty if nothing was sent
     weight: float
-    counts: str  # what the weight is, one of WEIGHTS
+    counts: str  # the kind of the weight, one of WEIGHTS
     begun: float
     # Fields of the last attempt.
-    gathers: list[Any] = field(default_factory=list)  # of the header, and of chunks in order
+    gathers: list[Any] = field(default_factory=list)  # of the header, then of the chunks in order
     after: Round | None = None  # the open round before this one
     attempt: Future[None] | None = None
     result: Values = field(default_factory=dict)
     seen: bytes = b""  # digests of what each member has sent
-    digest: bytes = NO_DIGEST  # of all that was received and made of it
-    keys: bytes = b""  # a digest of the public keys, of secure sums
+    digest: bytes = NO_DIGEST  # of all received bytes and of the result
+    keys: bytes = b""  # with secure sums: a digest of the public keys
     report: Report | None = None
-    changes: bool = False  # a member knows of somebody who wants to come in
+    changes: bool = False  # a member knows of a process that wants to join
     agreed: bool = False  # all members have this result
     in_two_hops: bool = False
-    owed: Values = field(default_factory=dict)  # in two hops: lost by this owner; see residuals
+    owed: Values = field(default_factory=dict)  # in two hops: residuals of this owner's result
 
 
-# The result of an attempt: of everybody's whole updates, of this owner's parts in two hops, or of
-# sums under masks. `rows` are the bytes that each member sent after its header, and `weights`
-# theirs, by rank.
+# The functions that compute the result of an attempt: from all whole updates, from this owner's
+# parts in two hops, or from sums under masks. `rows` are the bytes of each member after its header,
+# and `weights` their weights, by rank.
 
 
 class Sums:
-    """Inner products of the updates and the result, in float64, as decode_mean() adds them up."""
+    """Inner products of the updates and the result in float64, in the form of decode_mean()."""
 
     def __init__(self, speakers: Sequence[int], members: int) -> None:
         self._speakers, self._members = speakers, members
         self.products = (ctypes.c_double * (2 * len(speakers) + 1))()
 
     def add(self, updates: Sequence[Values], result: Values) -> None:
-        """Adds those of whole updates."""
+        """Add the inner products of these values."""
         count = len(updates)
         for name, values in result.items():
             for whole, *parts in doubles(values, *(update[name] for update in updates)):
@@ -225,7 +227,7 @@ class Sums:
                     self.products[count + at] += float(part @ whole)
 
     def by_rank(self) -> tuple[list[float], list[float]]:
-        """Return norms and cosines; 0 of members that had nothing to say."""
+        """Return norms and cosines; 0 for members without an update."""
         norms, cosines = [0.0] * self._members, [0.0] * self._members
         count = len(self._speakers)
         length = length_of(self.products[2 * count])
@@ -245,14 +247,14 @@ def combine(
     made: Callable[[torch.Tensor], None],
     whole: Values,
 ) -> tuple[list[float], list[float]]:
-    """Makes the round's result of everybody's update. Return norms and cosines by rank.
+    """Compute the round's result from all members' updates. Return norms and cosines by rank.
 
     Args:
-        rows: for each chunk in turn, what each member sent; may block for each.
+        rows: for each chunk in turn, the bytes of each member; may block for each chunk.
         before: the last result.
-        made: gets the result's values in order, as soon as they are there.
-        whole: gets the parameters that have all their values before the last chunk, where the rule
-            makes them chunk by chunk.
+        made: called with the result's values in order, as soon as they are computed.
+        whole: gets parameters that are complete before the last chunk, if the rule works chunk by
+            chunk.
     """
     codec = one.codec
     speakers = [rank for rank, weight in enumerate(weights) if weight > 0]
@@ -290,8 +292,9 @@ def reduce_owned(
     rule: Rule,
     seen: list,
 ) -> None:
-    """Makes this owner's parts of the result, and takes those of all. rows: what each member
-    sent to this owner. seen: hashes of what each member told everybody, which go on here."""
+    """Compute this owner's parts of the result, and gather those of all owners. rows: the bytes
+    that each member sent to this owner. seen: hashes of each member's bytes, which are continued
+    here."""
     speakers = [rank for rank, weight in enumerate(weights) if weight > 0]
     if not speakers:
         return
@@ -300,7 +303,7 @@ def reduce_owned(
     updates = [codec.decode_owned(rows[rank], parts) for rank in speakers]
     result = rule(updates, [weights[rank] for rank in speakers], {})
     mine, lost = codec.encode_result(result, members)
-    # In this member's next update it counts by its weight.
+    # The residual will be multiplied by this member's weight in its next update.
     shares = math.fsum(weights) / weights[me] if weights[me] > 0 else len(speakers)
     one.owed = codec.owed(lost, shares)
     gather = meeting.start(f"results {one.fragment}", [mine])
@@ -318,9 +321,9 @@ def add_hidden(
     masks: Masks,
     seen: list,
 ) -> list[float]:
-    """Makes the round's result of the sum of all updates. Return the weights that count. With
-    too few who have something to say nobody sends anything, no weight counts, and the updates
-    wait for the next round. seen: hashes of what each member sent, which go on here."""
+    """Compute the round's result from the sum of all updates. Return the weights that count. If too
+    few members have an update, nothing is sent, no weight counts, and the updates wait for the next
+    round. seen: hashes of each member's bytes, which are continued here."""
     speakers = sum(weight > 0 for weight in weights)
     if speakers < FEWEST:
         return [0.0] * len(weights)

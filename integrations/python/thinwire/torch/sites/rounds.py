@@ -1,27 +1,27 @@
-"""Rounds: exchanges of what members have learned, each of which all members commit or none.
+"""Rounds: exchanges of members' updates. Each round is committed by all members or by none.
 
 A round, of one fragment of the model:
 
-1. Each member encodes its update once, with its residual, and hands the bytes to everybody, after
-   a header with its weight and in chunks, so that each is encoded while the one before it is under
-   way, and decoded while the next one is. All decode the same bytes, and apply the same rule. With
-   more than eight members each hands every owner its part of the bytes, and owners hand all the
-   result. What an owner's result loses joins the owner's own residual, so that its next update says
-   it, whoever owns the part then.
-2. All tell one another digests of what they received from each. A member commits when it has those
-   of all, and they agree. So if one member has committed, every other one has the result. Where the
-   caller waits for the round, the result is applied while bytes and votes are under way, and taken
-   back bit for bit if one is missing or differs, before the caller goes on.
-3. After a failure the members that are left meet again and tell how far they are. If one has
-   committed the round, or all have its result, all commit it; else none does, and each sends the
-   bytes that it still has to those who are left. No local step is lost.
+1. Each member encodes its update once, with its residual, and sends the bytes to all members: a
+   header with its weight, then chunks, so that a chunk is encoded while the one before it is in
+   flight, and decoded while the next one is. All decode the same bytes, and apply the same rule.
+   With more than eight members each member sends every owner its part of the bytes, and owners send
+   the result to all. The error of encoding an owner's result is added to the owner's own residual,
+   so that its next update corrects it, even if the part has another owner then.
+2. All exchange digests of the bytes that they received from each member. A member commits when it
+   has all digests, and they agree. So if one member has committed, every other one has the result.
+   If the caller waits for the round, the result is applied while bytes and votes are in flight, and
+   undone bit for bit before the caller continues if a vote is missing or differs.
+3. After a failure the remaining members meet again and exchange their progress. If one has
+   committed the round, or all have its result, all commit it; otherwise none does, and each sends
+   its encoded bytes again to the remaining members. No local step is lost.
 
-With secure sums a retry without one member would give its update away to those who have the sum of
-the attempt before, as the difference. So members that have a result hand it to those who took part
-and lack it, and all commit it.
+With secure sums a retry without one member would reveal its update, as the difference, to the
+members that have the sum of the attempt before. So members that have a result send it to those who
+took part and lack it, and all commit it.
 
-Members commit rounds in the order of their numbers. A newcomer, or one whose state has another
-digest, takes the state in slices from all that have it, and checks the digest."""
+Members commit rounds in the order of their numbers. A new member, or one whose state has another
+digest, gets the state in slices from all members that have it, and checks the digest."""
 
 from __future__ import annotations
 
@@ -61,25 +61,26 @@ from thinwire.torch.sites.updates import Rule, UpdateCodec, Values, mean
 
 _log = logging.getLogger("thinwire")
 
-# Round, fragment, whether somebody waits to come in, weight, seconds of a round and of a step, and
-# what the weight is, as an index into WEIGHTS.
+# Round, fragment, whether a process waits to join, weight, seconds of a round and of a step, and
+# the kind of the weight, as an index into WEIGHTS.
 _HEADER = struct.Struct("<QIIdddB23x")
-# Rounds committed, digest of the last one, whether it has the group's state, digest of the next
-# round's result (zeros: not there), rounds begun, steps since. digests_of() follow.
+# Rounds committed, digest of the last one, whether the member has the group's state, digest of the
+# next round's result (zeros: none), rounds begun, steps since then. digests_of() follow.
 _STATUS = struct.Struct("<Q16sI16sQQ")
-_SIZE = struct.Struct("<Q16s")  # of a state, and its digest
+_SIZE = struct.Struct("<Q16s")  # bytes of a state, and its digest
 _DIGEST = 16
 _ABSENT = b"\xff" * _DIGEST  # in a status: others made the next round without this member
-_MEETINGS = 5  # that fail in a row, until a member gives up
+_MEETINGS = 5  # a member gives up after this many failed meetings in a row
 _SLICE = 4 << 20  # bytes of a state that one member sends at once
-# A message of more bytes waits for its receiver's notice, which is a latency, and of these so many,
-# to all others together, leave at once (transport/gloo/gloo_links.cc): what 100 Mb/s send in 20 ms.
+# A message of more bytes waits one latency for its receiver's notice. Small messages are sent at
+# once (transport/gloo/gloo_links.cc); all other members together get _SMALL_PIECES of them, as much
+# as 100 Mb/s send in 20 ms.
 _SMALL_BYTES = 16 << 10
 _SMALL_PIECES = 15
-# Notices wait behind the pieces that were sent before. So this chunk goes whole, before most of
-# the pieces, and its receiver's notice is here when they have left.
+# Notices queue behind pieces that were sent before. So the chunk with this number is sent in one
+# message, before most of the pieces, and its receiver's notice arrives by the time they have left.
 _WHOLE = 1
-_SMALL_FROM = 1 << 20  # bytes of an update; each piece costs some 200 more
+_SMALL_FROM = 1 << 20  # least bytes of an update for small pieces; each costs 200 bytes more
 
 
 class Rounds:
@@ -94,19 +95,19 @@ class Rounds:
         background: bool,
         fragments: int,
     ) -> None:
-        """rule: None for secure sums, whose rounds begin with a SumCodec. fragments: the first one
-        follows the last one. background: rounds end on a thread of their own, while the caller
-        trains."""
+        """rule: None for secure sums, whose rounds use a SumCodec. fragments: the number of
+        fragments, which have rounds in turn. background: rounds are completed on another thread,
+        while the caller trains."""
         self._members, self._settings, self._rule, self._model = members, settings, rule, model
         self._fragments = fragments
-        self._masks: Masks | None = None  # of this meeting
+        self._masks: Masks | None = None  # of the present meeting
         self._worker = ThreadPoolExecutor(1, "thinwire sites") if background else None
         self._meeting: Meeting | None = None
         self._open: deque[Round] = deque()
-        self._sent_before = 0  # by meetings that are over
-        self._known = False  # this member has the group's state
+        self._sent_before = 0  # bytes sent in former meetings
+        self._known = False  # True if this member has the group's state
         self._last = NO_DIGEST
-        self.committed = self.begun = 0  # rounds
+        self.committed = self.begun = 0  # numbers of rounds
         self.epochs = self.retried = 0
         self._interrupted: errors.Error | None = None
         self.before: dict[int, Values] = {}  # the last result of each fragment
@@ -123,13 +124,14 @@ class Rounds:
         return self._sent_before + (0 if self._meeting is None else self._meeting.wire_bytes())
 
     def meet(self) -> None:
-        """Meets the others, and takes the group's state, unless that was done. It blocks until they
-        have come."""
+        """Connect to the other members and get the group's state, unless that was done. Blocks
+        until they have come."""
         if self._meeting is None:
             self._meet(None)
 
     def resume(self, committed: int) -> None:
-        """Before meet(): this member has the group's state after that many rounds."""
+        """Set the number of rounds after which this member has the group's state. Call it before
+        meet()."""
         self.committed = self.begun = committed
         self._known = True
 
@@ -137,9 +139,16 @@ class Rounds:
         self, fragment: int, codec: UpdateCodec | SumCodec, pieces: Iterable[bytes],
         residuals: Values, weight: float, counts: str,
     ) -> Round:  # fmt: skip
-        """Begins a round with this member's encoded update; meet() comes before. pieces: asked for
-        while those before are on their way; `residuals` are valid when it returns. counts: what
-        the weight is, one of WEIGHTS."""
+        """Begin a round with this member's encoded update. Call meet() first.
+
+        Args:
+            fragment: the number of the fragment.
+            pieces: of the update; each is computed while those before it are in flight.
+            residuals: after the update; valid when this returns.
+            weight: of this member.
+            codec: of the update.
+            counts: the kind of the weight, one of WEIGHTS.
+        """
         now = time.monotonic()
         one = Round(self.begun, fragment, codec, [], residuals, weight, counts, now)
         self.begun += 1
@@ -148,7 +157,7 @@ class Rounds:
         return one
 
     def check(self) -> None:
-        """Between steps: meets again at once if the oldest open round has failed, since the others
+        """Between steps: meet again at once if the oldest open round has failed, because the others
         wait for this member then."""
         if self.has_failed():
             self._again(self._open[0].attempt.exception())
@@ -159,8 +168,8 @@ class Rounds:
         return attempt is not None and attempt.done() and attempt.exception() is not None
 
     def interrupt(self, error: errors.Error) -> None:
-        """This member leaves: the call that is under way on another thread raises an error, as do
-        all later ones that would block."""
+        """Make this member leave: the present call on another thread, and all later calls that
+        would block, raise an error."""
         self._interrupted = error
         meeting = self._meeting
         if meeting is not None:
@@ -168,8 +177,8 @@ class Rounds:
         self._members.close()
 
     def end(self, one: Round) -> None:
-        """Blocks until the round, the oldest open one, is committed. A failure is followed by the
-        next attempt, among those who are left."""
+        """Block until the round, the oldest open one, is committed. After a failure there is
+        another attempt among the remaining members."""
         while one.number >= self.committed:
             try:
                 if one.attempt is None:
@@ -184,7 +193,7 @@ class Rounds:
                 self._meet(None)
 
     def close(self) -> None:
-        """Leaves the group. May be called twice."""
+        """Leave the group. A second call does nothing."""
         self._leave(None)
         if self._worker is not None:
             self._worker.shutdown(cancel_futures=True)
@@ -193,8 +202,8 @@ class Rounds:
     # One attempt.
 
     def _launch(self, one: Round, fresh: Iterable[bytes] = ()) -> None:
-        """Sends a round's bytes in the meeting of now. A failure shows in the attempt. fresh: the
-        pieces of a round that begins."""
+        """Send a round's bytes in the present meeting. A failure is kept in the attempt. fresh: the
+        pieces of a new round."""
         earlier = [other for other in self._open if other.number < one.number]
         one.after = earlier[-1] if earlier else None
         one.result, one.digest, one.report = {}, NO_DIGEST, None
@@ -214,7 +223,7 @@ class Rounds:
             places = one.codec.places(one.codec.values(pieces), one.weight)
             pieces = [self._masks.hide(places, len(places), one.number, SCALE)]
         try:
-            # On its own, since members of different codecs have chunks of different lengths.
+            # It is a separate exchange, because chunks of different codecs differ in length.
             one.gathers.append(meeting.start(f"head {one.fragment}", [header]))
             if one.in_two_hops:
                 slices = one.codec.slices(pieces, meeting.epoch.size)
@@ -228,7 +237,7 @@ class Rounds:
                     small = 0 if number == _WHOLE else min(left, -(-len(each) // _SMALL_BYTES))
                     one.gathers.append(_start_in_pieces(meeting, name, each, small))
                     left -= small
-                # Masks and results of owners have exchanges at other moments, which do not repeat.
+                # Masks and results of owners have other exchanges, which do not repeat.
                 if self._masks is None and one.fragment == self._fragments - 1:
                     meeting.end_turn()
         except errors.InvalidArgumentError:
@@ -236,13 +245,14 @@ class Rounds:
         except errors.Error as error:
             one.attempt = Future()
             one.attempt.set_exception(error)
-        for _ in pieces:  # those that were not sent
+        for _ in pieces:  # encode those that were not sent, too
             pass
         if one.attempt is None and self._worker is not None:
             one.attempt = self._worker.submit(self._attempt, meeting, one)
 
     def _takes_two_hops(self, one: Round, meeting: Meeting) -> bool:
-        """Equal on all members. A rule that bears poisoners must not let owners make the result."""
+        """Return whether the round takes two hops; equal on all members. With a rule that tolerates
+        poisoned updates it must not, because an owner could poison the result."""
         return (
             meeting.epoch.size > MOST_IN_ONE_HOP
             and one.codec.may_take_two_hops
@@ -250,7 +260,7 @@ class Rounds:
         )
 
     def _attempt(self, meeting: Meeting, one: Round) -> None:
-        """All of a round up to the moment before its commit."""
+        """Do everything of a round but its commit."""
         if one.after is not None and (not one.after.agreed or one.after.changes):
             raise errors.Error("the round before this one is to be made first")
         if self._worker is None:
@@ -263,25 +273,26 @@ class Rounds:
         one.agreed = True
 
     def _receive(self, meeting: Meeting, one: Round) -> set[str]:
-        """Makes the round's result. While bytes are under way, parameters whose result is whole are
-        applied; return their names."""
+        """Compute the round's result. While bytes are in flight, apply the parameters whose result
+        is complete; return their names."""
         first, *rest = one.gathers
         rows = first.rows()
         heads = [_HEADER.unpack(row) for row in rows]
         _check_heads(heads, meeting.epoch)
         weights = [head[3] for head in heads]
         norms, cosines = [], []
-        whole: Values = {}  # that are not applied
+        whole: Values = {}  # complete parameters that are not applied yet
         applied: set[str] = set()
         seen = [hashlib.sha256(row) for row in rows]
         result = hashlib.sha256()
 
         def made(values: torch.Tensor) -> None:
-            # Fast, and no defence: this member has made them itself, of the bytes in `seen`.
+            # A fast hash that is not cryptographic: this member has computed the values itself,
+            # from the bytes in `seen`.
             result.update(digest_of(values).to_bytes(8, "little"))
 
         def meanwhile() -> None:
-            if self._worker is None and whole:  # else the caller trains
+            if self._worker is None and whole:  # else the caller is training
                 self._model.apply_ahead(one, dict(whole))
                 applied.update(whole)
                 whole.clear()
@@ -307,15 +318,15 @@ class Rounds:
             tuple(cosines), digest.hex(), time.monotonic() - one.begun,
             self._sent_before + meeting.wire_bytes(), tuple(head[4:6] for head in heads),
         )  # fmt: skip
-        one.digest = digest  # from here on the round can be committed
+        one.digest = digest  # the round can be committed now
         return applied
 
     def _vote(self, meeting: Meeting, one: Round, applied: set[str]) -> None:
-        """applied: names of the parameters that need not be applied any more."""
+        """Exchange votes. applied: names of the parameters that are applied already."""
 
         def meanwhile() -> None:
             rest = {name: values for name, values in one.result.items() if name not in applied}
-            if self._worker is None and rest:  # else the caller trains
+            if self._worker is None and rest:  # else the caller is training
                 self._model.apply_ahead(one, rest)
 
         votes = meeting.tell(f"vote {one.fragment}", one.digest + one.seen, meanwhile)
@@ -343,8 +354,8 @@ class Rounds:
     # From one meeting to the next.
 
     def _again(self, error: BaseException) -> None:
-        """After a failure: meets the members that are left, and sends open rounds anew. An error
-        that other members would not change is raised."""
+        """After a failure: meet the remaining members, and send open rounds again. Raise an error
+        that another meeting would not fix."""
         if isinstance(error, (errors.InvalidArgumentError, errors.MismatchError)):
             self._meeting.fail(error)
             raise errors.again(error)
@@ -355,10 +366,10 @@ class Rounds:
         self._meet(error)
 
     def _meet(self, why: errors.Error | None) -> None:
-        """Ends the epoch and begins the next one; a failure meanwhile leads to one more."""
+        """End the epoch and begin the next one; after a failure try another one."""
         for _ in range(_MEETINGS):
             if why is not None:
-                self._leave(why)  # before meet(), so that the others hear of it
+                self._leave(why)  # before meet(), so that the others notice it
             self._check_interrupted()
             epoch = self._members.meet(why)
             if self._meeting is not None and self._meeting.epoch is epoch:
@@ -387,7 +398,7 @@ class Rounds:
             raise errors.again(self._interrupted)
 
     def _leave(self, why: errors.Error | None) -> None:
-        """Returns when nothing of the meeting is under way."""
+        """Return when nothing of the meeting is in flight."""
         if self._meeting is None:
             return
         if why is not None or any(one.gathers for one in self._open):
@@ -402,7 +413,8 @@ class Rounds:
         self._meeting = None
 
     def _agree(self, meeting: Meeting) -> None:
-        """All members of a new meeting commit what one of them has, and take one state."""
+        """Make all members of a new meeting commit the rounds that one of them has committed, and
+        have the same state."""
         while self._open and self._open[0].agreed:
             self._commit(self._open[0])
         for one in self._open:
@@ -446,7 +458,8 @@ class Rounds:
         self._known = True
 
     def _tell_status(self, meeting: Meeting) -> tuple[list[tuple], int, list[int]]:
-        """Return what each member tells, how many rounds are committed, and by whom."""
+        """Return the status of each member, the largest number of committed rounds, and the members
+        that have committed as many."""
         result = self._open[0].digest if self._open else NO_DIGEST
         mine = _STATUS.pack(
             self.committed, self._last, self._known, result, self.begun, self._model.since()
@@ -462,8 +475,8 @@ class Rounds:
     def _hand_result_over(
         self, meeting: Meeting, told: list[tuple], furthest: int, sources: list[int]
     ) -> bool:
-        """Members that have the result of the next round give it to those who took part and lack
-        it. Return whether any had it. The arguments are _tell_status's."""
+        """Send the result of the next round from members that have it to those that took part and
+        lack it. Return whether any had it. The arguments are those that _tell_status() returns."""
         names, me = meeting.epoch.names, meeting.epoch.rank
         holders = [rank for rank in sources if told[rank][3] != NO_DIGEST]
         if not holders:
@@ -502,8 +515,8 @@ class Rounds:
         return True
 
     def _take_state(self, meeting: Meeting, sources: list[int]) -> None:
-        """Members that have another state than most of `sources` get it, in slices of all who have
-        it."""
+        """Give the state of most of `sources` to members that have another one, in slices from all
+        members that have it."""
         me = meeting.epoch.rank
         state = self._model.dump()
         digest = hashlib.sha256(state).digest()[:_DIGEST]
@@ -527,11 +540,11 @@ class Rounds:
         self._model.load(taken, self._known and not diverged)
 
     def _share(self, meeting: Meeting, holders: list[int], state: bytes, length: int) -> bytes:
-        """Hands `state`, of which `holders` have the same bytes, to all. Return it on the others,
-        and nothing on holders."""
+        """Send `state`, of which all `holders` have the same bytes, to the other members. Return it
+        there, and nothing on holders."""
         me = meeting.epoch.rank
         part = -(-length // len(holders))
-        size = min(_SLICE, -(-part // 2)) or 1  # two or more: an exchange that does not repeat
+        size = min(_SLICE, -(-part // 2)) or 1  # two or more, so that none is predicted
         begin = holders.index(me) * part if me in holders else 0
         mine = state[begin : begin + part] if me in holders else b""
         pieces: list[list[bytes]] = [[] for _ in range(meeting.epoch.size)]
@@ -547,7 +560,7 @@ class Rounds:
 
 
 class _Pieces:
-    """A Gather of a chunk that was started in pieces."""
+    """The Gather of a chunk that was sent in pieces."""
 
     def __init__(self, gathers: list[Gather]) -> None:
         self._gathers = gathers
@@ -561,8 +574,8 @@ class _Pieces:
 
 
 def _start_in_pieces(meeting: Meeting, name: str, chunk: bytes, small: int) -> Gather | _Pieces:
-    """Starts a chunk, of which so many small pieces, which leave while larger messages still wait,
-    go before the rest."""
+    """Start the exchange of a chunk. Its first `small` pieces are small messages, which leave while
+    larger messages still wait."""
     if small == 0:
         return meeting.start(name, [chunk])
     cuts = [*range(0, min(len(chunk), small * _SMALL_BYTES + 1), _SMALL_BYTES), len(chunk)]
@@ -584,8 +597,8 @@ def _kept(pieces: Iterable[bytes], kept: list[bytes]) -> Iterator[bytes]:
 def _chunks(
     gathers: Sequence[Gather | _Pieces], seen: list, meanwhile: Callable[[], None] = lambda: None
 ) -> Iterator[list[memoryview]]:
-    """Yields what each member sent, chunk by chunk, and adds it to `seen`. meanwhile: runs while a
-    chunk is under way."""
+    """Yield the bytes of each member, chunk by chunk, and add them to `seen`. meanwhile: runs while
+    a chunk is in flight."""
     for gather in gathers:
         if not gather.is_there():
             meanwhile()

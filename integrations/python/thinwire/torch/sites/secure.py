@@ -1,22 +1,22 @@
-"""Secure sums: members learn the sum of their updates, and of no single one more than that.
+"""Secure sums: members learn the sum of their updates, and nothing more about any single update.
 
-Each member writes its weighted update as whole numbers on a scale that all have in common, and adds
-a mask for each other member. The two members of a pair derive the same mask, and one of them
-subtracts what the other adds, so the masks cancel in the sum modulo 2^8 (2^16 for small tensors).
-This is the pairwise masking of arXiv 1611.04482 without its shares of secrets: if a member drops
-out, the attempt fails, and the next one has fresh keys.
+Each member writes its weighted update as whole numbers on a common scale, and adds a mask for each
+other member. The two members of a pair derive the same mask, and one of them subtracts what the
+other adds, so the masks cancel in the sum modulo 2^8 (2^16 for small tensors). This is the pairwise
+masking of arXiv 1611.04482 without its shares of secrets: if a member drops out, the attempt fails,
+and the next one has new keys.
 
 A round has two exchanges:
 
-1. The scale, for each tensor the power of two above the largest element of any member. There is a
+1. The scale: for each tensor the power of two above the largest element of any member. There is a
    place for each power; a member puts random numbers into the places up to its own, under masks.
-   The highest place that is not zero in the sum is the scale, and says nothing of who has it. Two
-   numbers of 16 bits a place: one alone would be zero in one sum of 65,536, whose scale would be
-   that of the place below, so that members' results depended on their dice.
-2. The codes, under masks of their own.
+   The highest place that is not zero in the sum is the scale, and does not reveal which member has
+   it. A place has two numbers of 16 bits: a single one would be zero in one of 65,536 sums, and the
+   scale would then be too small by chance.
+2. The codes, under other masks.
 
-Keys: X25519, fresh ones for each meeting; HKDF-SHA256 makes one ChaCha20 key for each pair, and a
-round's number is in the nonce. SECURITY.md says what this protects, and what not."""
+Keys: X25519, new ones for each meeting; HKDF-SHA256 derives one ChaCha20 key for each pair, and the
+round's number is in the nonce. SECURITY.md says what this protects, and what it does not."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ from thinwire.torch.sites.meeting import Meeting
 from thinwire.torch.sites.state import raw_bytes
 from thinwire.torch.sites.updates import Values
 
-FEWEST = 3  # members whose sum hides each one from the others
-MOST = 18  # members whose codes are no coarser than those of int4
+FEWEST = 3  # least number of members, so that the sum hides each member from the others
+MOST = 18  # largest number of members with which codes are no coarser than those of int4
 SCALE, CODES = 0, 1  # the exchanges of a round
 
-_WIDE_BELOW = 1024  # elements of a tensor with codes of 16 bits, whose bytes do not count
-_PLACES = 64  # for powers of two; the last one says that an update is not finite
-_NUMBERS = 2  # of 16 bits, in a place
+_WIDE_BELOW = 1024  # smaller tensors have codes of 16 bits, because their bytes do not matter
+_PLACES = 64  # number of powers of two; the last one means that an update is not finite
+_NUMBERS = 2  # numbers of 16 bits in a place
 _LOWEST = -32  # the power of the first place
 _NONCE = struct.Struct("<IQI")  # ChaCha20's block counter, the round, the exchange
 _PRIMITIVES = "cryptography.hazmat.primitives."
@@ -53,7 +53,7 @@ def check_available() -> None:
 
 
 def check_arguments(members: object, codec: object, aggregate: str) -> None:
-    """Raises what an argument beside secure=True does wrong."""
+    """InvalidArgumentError for arguments that are not allowed with secure=True."""
     if codec is not None:
         raise errors.InvalidArgumentError(
             f"codec is {codec!r} with secure=True, which sends sums of one byte a parameter on a "
@@ -83,16 +83,16 @@ def _part(name: str) -> Any:
 
 
 def new_key() -> Any:
-    """A fresh X25519 key, for one meeting."""
+    """Return a new X25519 key, for one meeting."""
     return _part("asymmetric.x25519").X25519PrivateKey.generate()
 
 
 class Masks:
-    """One member's masks in one meeting. No byte of a keystream is used twice: each meeting has
-    fresh keys, and each exchange of a round happens once in a meeting."""
+    """One member's masks in one meeting. No byte of a keystream is used twice: each meeting has new
+    keys, and each exchange of a round happens once in a meeting."""
 
     def __init__(self, key: Any, publics: Sequence[bytes], rank: int) -> None:
-        """key: new_key()'s. publics: the members' public keys, by rank."""
+        """key: of new_key(). publics: the members' public keys, by rank."""
         self._rank, self._last = rank, {SCALE: -1, CODES: -1}
         self.digest = hashlib.sha256(b"".join(publics)).digest()[:16]  # of the meeting's keys
         self._keys = {
@@ -103,14 +103,14 @@ class Masks:
 
     @classmethod
     def agree(cls, meeting: Meeting) -> Masks:
-        """Exchanges public keys with the members of a new meeting."""
+        """Exchange public keys with the members of a new meeting."""
         key = new_key()
         gather = meeting.start("keys", [key.public_key().public_bytes_raw()])
         return cls(key, [bytes(row) for row in gather.rows()], meeting.epoch.rank)
 
     def hide(self, numbers: torch.Tensor, wide: int, round_number: int, exchange: int) -> bytes:
-        """Return the bytes with this member's masks added. numbers: uint8, of which the first
-        `wide` bytes are numbers of 16 bits."""
+        """Return the numbers with this member's masks added, as bytes. numbers: uint8, of which the
+        first `wide` bytes are numbers of 16 bits."""
         if round_number <= self._last[exchange]:
             raise errors.Error(
                 f"masks of round {round_number} were used before, expected a round after "
@@ -127,7 +127,7 @@ class Masks:
 
 
 def _pair_key(key: Any, publics: Sequence[bytes], rank: int, peer: int) -> bytes:
-    """The ChaCha20 key that two members have in common."""
+    """Return the ChaCha20 key that two members share."""
     first, second = sorted((rank, peer))
     hkdf = _part("kdf.hkdf").HKDF(
         algorithm=_part("hashes").SHA256(), length=32, salt=None,
@@ -145,7 +145,7 @@ def _pair_key(key: Any, publics: Sequence[bytes], rank: int, peer: int) -> bytes
 
 
 def keystream(key: bytes, nonce: bytes, length: int) -> bytes:
-    """ChaCha20's bytes."""
+    """Return `length` bytes of ChaCha20's keystream."""
     ciphers = _part("ciphers")
     return ciphers.Cipher(ciphers.algorithms.ChaCha20(key, nonce), None).encryptor().update(
         bytes(length)
@@ -153,7 +153,7 @@ def keystream(key: bytes, nonce: bytes, length: int) -> bytes:
 
 
 def add(total: torch.Tensor, numbers: torch.Tensor, wide: int, sign: int = 1) -> None:
-    """Adds in place, modulo 2^16 in the first `wide` bytes and 2^8 in the others."""
+    """Add in place, modulo 2^16 in the first `wide` bytes and 2^8 in the others."""
     total[:wide].view(torch.int16).add_(numbers[:wide].view(torch.int16), alpha=sign)
     rest, other = total[wide:], numbers[wide:]
     if sign > 0:
@@ -163,7 +163,7 @@ def add(total: torch.Tensor, numbers: torch.Tensor, wide: int, sign: int = 1) ->
 
 
 def sum_of(rows: Sequence[memoryview], wide: int) -> torch.Tensor:
-    """The sum of the members' rows, in which their masks cancel."""
+    """Return the sum of the members' rows, in which their masks cancel."""
     total = torch.zeros(len(rows[0]), dtype=torch.uint8)
     for row in rows:
         add(total, torch.frombuffer(row, dtype=torch.uint8), wide)
@@ -171,8 +171,8 @@ def sum_of(rows: Sequence[memoryview], wide: int) -> torch.Tensor:
 
 
 class SumCodec:
-    """The numbers that a member has to say in a sum over members. It stands in UpdateCodec's place,
-    but the bytes and what they lose depend on the members of an attempt."""
+    """Encodes a member's update as numbers for a sum over members. It takes the place of
+    UpdateCodec, but the bytes and the residuals depend on the members of an attempt."""
 
     def __init__(self, sizes: Mapping[str, int]) -> None:
         """sizes: elements by parameter name."""
@@ -191,25 +191,26 @@ class SumCodec:
         self, update: Callable[[str, int, int], torch.Tensor], kept: Values, decay: float,
         _lost: Values,
     ) -> list[bytes]:  # fmt: skip
-        """Return the update and what earlier rounds have lost, exactly (UpdateCodec.encode); it is
-        coded when the scale is known, and what is lost comes then."""
+        """Return the update plus residuals, uncompressed (the arguments are those of
+        UpdateCodec.encode). It is encoded when the scale is known, which gives the new
+        residuals."""
         return [
             raw_bytes(update(name, 0, size) + kept[name] * decay)
             for name, size in self.sizes.items()
         ]
 
     def nothing(self) -> list[bytes]:
-        """Return as many bytes of a member that has nothing to say."""
+        """Return as many bytes for a member without an update."""
         return [bytes(4 * sum(self.sizes.values()))]
 
     def values(self, pieces: Sequence[bytes]) -> Values:
-        """Return what encode() was given, residuals included."""
+        """Return the update plus residuals from the pieces of encode()."""
         flat = torch.frombuffer(bytearray().join(pieces), dtype=torch.float32)
         parts = flat.split(list(self.sizes.values()))
         return dict(zip(self.sizes, parts, strict=True))
 
     def places(self, values: Values, weight: float) -> torch.Tensor:
-        """The numbers of the first exchange: random ones up to the place of each tensor."""
+        """Return the numbers of the first exchange: random ones up to the place of each tensor."""
         numbers = bytearray(secrets.token_bytes(self.scale_bytes))
         table = torch.frombuffer(numbers, dtype=torch.int16).view(-1, _PLACES, _NUMBERS)
         table[table == 0] = 1
@@ -219,8 +220,8 @@ class SumCodec:
         return table.view(-1).view(torch.uint8)
 
     def scales(self, total: torch.Tensor) -> dict[str, float]:
-        """The largest element of any member, as a power of two: 0 if all are zero, infinite if one
-        is not finite."""
+        """Return, for each tensor, the power of two above the largest element of any member: 0 if
+        all are zero, infinite if one is not finite."""
         found = {}
         table = total.view(torch.int16).view(-1, _PLACES, _NUMBERS)
         for name, row in zip(self.sizes, table, strict=True):
@@ -230,15 +231,15 @@ class SumCodec:
         return found
 
     def step(self, name: str, scale: float, speakers: int) -> tuple[float, int]:
-        """The size of a code's unit, and the largest code, whose sum over `speakers` members is
-        below half of the modulus."""
+        """Return the size of a code's unit, and the largest code, whose sum over `speakers` members
+        is below half of the modulus."""
         most = (32767 if name in self._wide else 127) // speakers
         return scale / most, most
 
     def codes(
         self, values: Values, weight: float, scales: Mapping[str, float], speakers: int
     ) -> tuple[torch.Tensor, Values]:
-        """The numbers of the second exchange, and what they lose of the values."""
+        """Return the numbers of the second exchange, and the new residuals."""
         parts, lost = [], {}
         for name, each in values.items():
             unit, most = self.step(name, scales[name], speakers)
@@ -249,7 +250,7 @@ class SumCodec:
             if math.isfinite(unit) and weight > 0:
                 lost[name] = each - codes * (unit / weight)
             else:
-                lost[name] = torch.zeros_like(each)  # or it would never be finite again
+                lost[name] = torch.zeros_like(each)  # else it would never be finite again
             dtype = torch.int16 if name in self._wide else torch.int8
             parts.append(codes.to(dtype).view(torch.uint8))
         return torch.cat([*parts, torch.zeros(self._padding, dtype=torch.uint8)]), lost
@@ -257,7 +258,7 @@ class SumCodec:
     def mean(
         self, total: torch.Tensor, scales: Mapping[str, float], speakers: int, weight: float
     ) -> Values:
-        """The mean by weight, of the summed numbers and the summed weight."""
+        """Return the weighted mean from the summed numbers and the summed weight."""
         result, at = {}, 0
         for name, numel in self.sizes.items():
             dtype, width = (torch.int16, 2) if name in self._wide else (torch.int8, 1)
@@ -272,7 +273,7 @@ class SumCodec:
 
 
 def _place(largest: float) -> int:
-    """The place of a tensor whose largest element that is; -1 for none."""
+    """Return the place of a tensor with this largest element; -1 for none."""
     if not math.isfinite(largest):
         return _PLACES - 1
     if largest == 0:

@@ -1,16 +1,16 @@
 """A site of several ranks, which train together and take part in rounds as one member.
 
-The first rank of the site speaks to the other sites and keeps what rounds need; the others follow.
-At a point where a round may begin or end:
+The first rank of the site communicates with the other sites and keeps the state of rounds; the
+others follow it. At a point where a round may begin or end:
 
-1. All ranks tell what they have counted, and the first one what happens now.
-2. Where a round begins they compare digests of its parameters: what the first rank sends is the
-   update of all only if all have the same bits.
-3. The first rank does what is due. Meanwhile it gives a sign of life, so that the others wait as
-   long as a round takes, and not a moment longer than the first rank lives.
-4. It tells how far it is, and all take its parameters, by a broadcast of the site's process group.
+1. All ranks exchange the work that they have counted, and the first one decides what happens now.
+2. If a round begins, they compare digests of its parameters: the first rank's update is that of all
+   only if all have the same bits.
+3. The first rank does what is due, and sends heartbeats, so that the others wait as long as a round
+   takes, but only while the first rank lives.
+4. It sends its progress, and all get its parameters by a broadcast of the site's process group.
 
-A rank that is lost fails the site: the first rank leaves the round, and the other sites go on."""
+A lost rank fails the site: the first rank leaves the round, and the other sites continue."""
 
 from __future__ import annotations
 
@@ -31,28 +31,28 @@ from thinwire.torch.sites.fragments import Fragment
 from thinwire.torch.sites.meeting import Epoch, Meeting
 from thinwire.torch.sites.round import WEIGHTS, check_counts
 
-NOTHING, ACT, BEGIN = range(3)  # what happens at a point; BEGIN: a round begins
+NOTHING, ACT, BEGIN = range(3)  # the action at a point; BEGIN: a round begins
 
-# A number of those above, the fragment, work that is counted, what counts it, as an index into
-# WEIGHTS, and a digest of what must be alike.
+# The action, the fragment, the counted work, its kind as an index into WEIGHTS, and a digest of the
+# values that must be equal.
 _PLAN = struct.Struct("<BIdBQ")
 _DIGEST = struct.Struct("<Q")
-_PROGRESS = struct.Struct("<?QQQI")  # whether it is over, and Progress
-_SIGN_S = 0.25  # between two signs of life, at most
-_SIGNS = 8  # in a timeout, at least
+_PROGRESS = struct.Struct("<?QQQI")  # whether the action is over, and Progress
+_SIGN_S = 0.25  # the most seconds between two heartbeats
+_SIGNS = 8  # the least number of heartbeats in a timeout
 
 
 class Progress(NamedTuple):
-    """How far the first rank is."""
+    """The progress of the first rank."""
 
-    rounds: int  # committed
+    rounds: int  # committed rounds
     since: int  # steps since the last round began
-    steps: int  # between rounds
-    open: int  # rounds under way
+    steps: int  # steps between rounds
+    open: int  # open rounds
 
 
 class Site:
-    """This rank's place in its site. All ranks of the site make the same calls, but for lead() and
+    """This rank's place in its site. All ranks of the site make the same calls, except lead() and
     follow()."""
 
     def __init__(
@@ -63,8 +63,8 @@ class Site:
         alike: str,
         anchors: bool,
     ) -> None:
-        """settings: those of the connections to other sites, of which the timeout counts. alike:
-        what must be equal on all ranks. anchors: the other ranks need them, too."""
+        """settings: of the connections to other sites; only the timeout is used. alike: values that
+        must be equal on all ranks. anchors: whether the other ranks need the anchors, too."""
         self._group = group.resolve(site_group, "site_group")
         self._fragments, self._anchors = list(fragments), anchors
         joined = group.join(self._group, "site")
@@ -76,12 +76,12 @@ class Site:
         names = [(n, p.shape, p.dtype) for f in fragments for n, p in f.parameters.items()]
         self._alike = _short(f"{alike} {names}".encode())
         self.rank, self.leads = joined.rank, joined.rank == 0
-        self.open = 0  # rounds under way at the first rank
+        self.open = 0  # open rounds of the first rank
 
     def plan(self, happens: int, fragment: int, work: float, counts: str) -> tuple[int, float]:
-        """Return what happens now by the first rank's word, and the work that all other ranks have
-        counted. counts: what the work is, one of WEIGHTS. MismatchError on all ranks if they are
-        not alike, or if a round begins and their parameters differ."""
+        """Return the action that the first rank has decided on, and the work that all other ranks
+        have counted. counts: the kind of the work, one of WEIGHTS. MismatchError on all ranks if
+        their values differ, or if a round begins and their parameters differ."""
         mine = _PLAN.pack(happens, fragment, work, WEIGHTS.index(counts), self._alike)
         told = [_PLAN.unpack(each) for each in self._meeting.tell("plan", mine)]
         others = [rank for rank, each in enumerate(told) if each[4] != told[0][4]]
@@ -109,9 +109,9 @@ class Site:
             )
 
     def lead(self, action: Callable[[], None], interrupt: Callable[[errors.Error], None]) -> None:
-        """On the first rank: runs `action` while the others wait. If one of them is lost meanwhile,
-        calls `interrupt` on another thread, which makes `action` end, and raises the error of that.
-        An error of `action` is told to the others, and raised."""
+        """On the first rank: run `action` while the others wait. If one of them is lost meanwhile,
+        call `interrupt` on another thread, which must end `action`, and raise that error. An error
+        of `action` is sent to the others, and raised."""
         over = threading.Event()
         lost: list[errors.Error] = []
 
@@ -139,16 +139,16 @@ class Site:
             raise errors.again(lost[0])
 
     def finish(self, progress: Progress, changed: set[int]) -> None:
-        """On the first rank, after lead(): tells the others how far it is, and hands over the
-        fragments that have changed."""
+        """On the first rank, after lead(): send its progress and the changed fragments to the
+        others."""
         self._tell(True, progress, changed)
         self.open = progress.open
         self._share(changed)
 
     def follow(self) -> Progress:
-        """On the other ranks: waits until the first one has done what is due. Return how far it is;
-        the parameters are the first rank's then. Raises the error of the first rank, or
-        PeerLostError if it is lost."""
+        """On the other ranks: wait until the first one has done what is due, and take its
+        parameters. Return its progress. Raises the error of the first rank, or PeerLostError if it
+        is lost."""
         while True:
             told = self._tell(False, Progress(0, 0, 0, 0), ())
             if told[0]:
@@ -159,7 +159,7 @@ class Site:
         return progress
 
     def _tell(self, over: bool, progress: Progress, changed: set[int] | tuple[()]) -> bytes:
-        """One exchange. Return what the first rank tells."""
+        """Make one exchange. Return the bytes of the first rank."""
         flags = bytes(at in changed for at in range(len(self._fragments)))
         return self._meeting.tell("progress", _PROGRESS.pack(over, *progress) + flags)[0]
 
@@ -168,7 +168,7 @@ class Site:
         try:
             for fragment in (self._fragments[at] for at in sorted(changed)):
                 for name, p in fragment.parameters.items():
-                    values = p.detach().contiguous()  # also of channels_last
+                    values = p.detach().contiguous()  # because a parameter may be channels_last
                     dist.broadcast(values, first, group=self._group)
                     if not p.is_contiguous():
                         p.detach().copy_(values)
@@ -185,7 +185,7 @@ class Site:
             raise lost from None
 
     def fail(self, error: BaseException) -> None:
-        """Tells all ranks of the site why this one ends."""
+        """Send all ranks of the site the reason why this one ends."""
         if not isinstance(error, errors.Error):
             error = errors.Error(
                 f"rank {self.rank} of the site ended on {type(error).__name__}: {error}"
@@ -193,12 +193,12 @@ class Site:
         self._meeting.fail(error)
 
     def close(self) -> None:
-        """May be called twice."""
+        """Close the site's connections. A second call does nothing."""
         self._meeting.close()
 
 
 def check_group(site_group: object) -> dist.ProcessGroup | None:
-    """The process group of a site of several ranks, or None for a site of one."""
+    """Return the process group of a site of several ranks, or None for a site of one."""
     if site_group is None:
         return None
     members = group.resolve(site_group, "site_group")

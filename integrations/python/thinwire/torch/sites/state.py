@@ -1,5 +1,5 @@
-"""Plain values and tensors as bytes, and back: equal values give equal bytes, so that a digest of
-them compares members. Nothing in the bytes is code."""
+"""Plain values and tensors as bytes, and back. Equal values give equal bytes, so that members can
+compare digests. The bytes contain no code."""
 
 from __future__ import annotations
 
@@ -19,27 +19,28 @@ _LENGTH = struct.Struct("<Q")
 
 
 def pack(value: Any) -> bytes:
-    """value: dicts, lists, tuples (which come back as lists), numbers, text, None, tensors."""
+    """Return the value as bytes. value: dicts, lists, tuples (unpack() returns lists), numbers,
+    text, None, tensors."""
     tensors: list[bytes] = []
     text = json.dumps(_to_json(value, tensors), separators=(",", ":")).encode()
     return b"".join([_LENGTH.pack(len(text)), text, *tensors])
 
 
 def raw_bytes(tensor: torch.Tensor) -> bytes:
-    """A copy of memory_of()."""
+    """Return a copy of memory_of()."""
     return bytes(memory_of(tensor))
 
 
 def memory_of(tensor: torch.Tensor) -> memoryview:
-    """The memory of a contiguous tensor on the host, valid as long as the tensor."""
+    """Return the memory of a contiguous tensor on the host, valid as long as the tensor."""
     length = tensor.numel() * tensor.element_size()
-    # Not numpy(), which torch has only where numpy is installed.
+    # Not Tensor.numpy(), which requires numpy.
     return memoryview((ctypes.c_char * length).from_address(tensor.data_ptr())).cast("B")
 
 
 def unpack(data: bytes) -> Any:
-    """Return what pack() was given; tensors are on the host. InvalidArgumentError for bytes that it
-    did not make."""
+    """Return the value that was packed; tensors are on the host. InvalidArgumentError for bytes
+    that pack() did not make."""
     try:
         (length,) = _LENGTH.unpack_from(data)
         start = _LENGTH.size + length
@@ -51,8 +52,8 @@ def unpack(data: bytes) -> Any:
 
 
 def check_like(path: str, got: Any, like: Any) -> None:
-    """InvalidArgumentError that names what is missing, unknown or of another kind in `got`, which
-    is to have the keys, lengths, shapes and dtypes of `like`; None there stands for anything."""
+    """InvalidArgumentError unless `got` has the keys, types, lengths, shapes and dtypes of `like`;
+    None in `like` stands for anything. The error names the difference."""
     if isinstance(like, torch.Tensor):
         if not isinstance(got, torch.Tensor):
             raise _unlike(f"{path} is {reprlib.repr(got)}, expected a tensor")

@@ -1,17 +1,17 @@
-"""Members that come and go, over a store of torch's (TCPStore, FileStore): join().
+"""Members that come and go, over a torch store (TCPStore, FileStore): join().
 
-A member writes its name once, and beats: a counter in the store grows while it lives. Everybody
-watches all counters with an own clock, and takes a member whose counter stands still for dead. An
-epoch is a list of members that is written once, by compare_set, under the epoch's number: by the
-lowest live member that wants one, when all live members want it. The store decides nothing, and
-whoever can write to it can keep members apart; who takes part is proved among the members, by the
-key file.
+A member writes its name once, and sends heartbeats: a counter in the store that it increments while
+it lives. Each member watches all counters with its own clock, and a member whose counter does not
+grow counts as dead. An epoch is a list of members that is written once, by compare_set, under the
+epoch's number: by the lowest live member that wants one, when all live members want it. The store
+decides nothing. A process that can write to it can only keep members apart: members prove to each
+other with the key file that they belong to the group.
 
-An epoch follows the last one that has begun, and has a member of it at least. So one group goes on
-at a time: a round takes the votes of all members of its epoch, and none is committed in an epoch
-that one of its members has left. Without that, members that stood still while others went on, and
-find these standing still, would train apart from them. Where no member of the last epoch lives, new
-processes with the names of more than half of its members go on in their place."""
+An epoch follows the last one that has begun, and has at least one member of it. So only one group
+trains at a time: a round needs the votes of all members of its epoch, and none is committed in an
+epoch that one of its members has left. Otherwise members that were suspended while others went on,
+and find these suspended, would train separately. If no member of the last epoch lives, new
+processes with the names of more than half of its members may take their place."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ from thinwire.torch.sites.meeting import Epoch, EpochGroup, EpochStore, have_mos
 _log = logging.getLogger("thinwire")
 
 _PREFIX = "thinwire/sites"
-_LONGEST_PAUSE_S = 0.005  # between two looks for others' words, for which all who train wait
-_NEXT, _ANY = "next", "any"  # what a member wants: what follows the last epoch, or any epoch
+_LONGEST_PAUSE_S = 0.005  # seconds between two polls for a meeting, for which all members wait
+_NEXT, _ANY = "next", "any"  # a member wants an epoch that follows the last one, or any epoch
 
 
 @dataclass
@@ -45,11 +45,11 @@ class _Seen:
     beat: bytes | str
     changed: float  # when its counter last grew, by this member's clock
     asked: int = 0  # the newest epoch that it has asked for
-    spared: bool = False  # since then this member's own standstill was made good to it
+    spared: bool = False  # True: since then it was given more time, as this process was suspended
 
 
 class _Watch:
-    """A thread that beats for this member and watches the others. It ends with close()."""
+    """A thread that sends this member's heartbeats and watches the others, until close()."""
 
     def __init__(
         self,
@@ -60,23 +60,23 @@ class _Watch:
         looked: Callable[[_Watch], None],
     ) -> None:
         self._store, self._beat_s, self._dead_s = store, beat_s, dead_s
-        self._looked = looked  # is called after each look
-        self._seen: dict[int, _Seen] = {}  # those who have not left; the thread's alone
-        self._last_look = 0.0  # when it began
-        self._latest = 0  # the highest number that was seen
+        self._looked = looked  # called after each look
+        self._seen: dict[int, _Seen] = {}  # members that have not left; used only by the thread
+        self._last_look = 0.0  # when the last look began
+        self._latest = 0  # the highest member number that was seen
         self._lock = threading.Lock()
         self._alive: dict[int, str] = {}
-        self._silent: set[int] = set()  # of them, those without a sign for half of dead_s
+        self._silent: set[int] = set()  # those of them without a heartbeat for half of dead_s
         self._asked: dict[int, int] = {}  # the newest epoch that each of them has asked for
-        self._known = 0  # the highest number that a whole look has seen
-        self._newest = 0  # epoch that is written
+        self._known = 0  # the highest member number of a complete look
+        self._newest = 0  # the newest epoch that is written
         self._failed: Exception | None = None
         self.number = store.add("members", 1)
-        store.add("epoch", 0)  # to be there, for all looks
+        store.add("epoch", 0)  # so that the key exists for all looks
         store.set(f"left/{self.number}", "0")
         store.set(f"asked/{self.number}", "0")
         store.add(f"beat/{self.number}", 1)
-        store.set(f"name/{self.number}", name)  # the last one: who has a name has all
+        store.set(f"name/{self.number}", name)  # last: a member with a name has all other keys
         self._closing = threading.Event()
         self._look()
         self._thread = threading.Thread(target=self._run, name="thinwire sites", daemon=True)
@@ -98,10 +98,10 @@ class _Watch:
                 return
 
     def _look(self) -> None:
-        """One beat, and one look at the others: a few questions, whatever their number. A counter
-        that has not grown had not when the look began, so looks that take long count as others do.
-        Where this process stood still, all may have, on a machine that slept: each has two beats
-        more for a sign then, once in a silence, since on a busy machine all looks may be late."""
+        """Send a heartbeat and look at the others, with a few queries for any number of members. A
+        counter that has not grown had not grown when the look began, so slow looks do no harm. If
+        this process was suspended, the whole machine may have been: then each member gets two beats
+        more time, once per silence, because on a busy machine all looks may be late."""
         begun, patience = time.monotonic(), self._dead_s - min(2 * self._beat_s, self._dead_s / 2)
         if begun - self._last_look > patience:
             for one in self._seen.values():
@@ -112,14 +112,14 @@ class _Watch:
         latest = self._store.add("members", 0)
         for number in range(self._latest + 1, latest + 1):
             if not self._store.check([f"name/{number}"]):
-                latest = number - 1  # it is about to be written
+                latest = number - 1  # the name is about to be written
                 break
             self._seen[number] = _Seen(self._store.get(f"name/{number}").decode(), "", 0.0)
         self._latest = latest
         numbers = list(self._seen)
         keys = [f"{what}/{n}" for n in numbers for what in ("beat", "left", "asked")]
         newest, *said = self._get(["epoch", *keys])
-        if time.monotonic() - begun > self._beat_s:  # a busy machine is no dead one
+        if time.monotonic() - begun > self._beat_s:  # a busy machine is not dead
             self._store.add(f"beat/{self.number}", 1)
         for number, beat, left, asked in zip(
             numbers, said[0::3], said[1::3], said[2::3], strict=True
@@ -148,21 +148,22 @@ class _Watch:
         return [self._store.get(key) for key in keys]
 
     def alive(self) -> dict[int, str]:
-        """Names of the live members, by number. UnavailableError if the store has gone."""
+        """Return the names of the live members, by number. UnavailableError if the store is
+        gone."""
         with self._lock:
             if self._failed is not None:
                 raise _gone(self._failed)
             return dict(self._alive)
 
     def silent(self) -> set[int]:
-        """Live members that have given no sign for half of the time after which they are dead."""
+        """Return the live members without a heartbeat for half of dead_s."""
         with self._lock:
             return set(self._silent)
 
     def lost(self, members: list[int], epoch: int) -> str | None:
-        """Return who is in this epoch of these members no more, in words: one that was seen has
-        died or left, or asks for a later epoch; or this member, where a later one has been written
-        without it. One that this member has not seen yet has only just come."""
+        """Return text about a member that is not in this epoch any more, or None: a member that was
+        seen has died or left, or asks for a later epoch; or a later one was written without this
+        member. A member that was never seen has only just come."""
         with self._lock:
             if self._failed is not None:
                 raise _gone(self._failed)
@@ -174,8 +175,8 @@ class _Watch:
             return "this member" if self._newest > epoch else None
 
     def wanting(self, members: list[int], epoch: int) -> bool:
-        """Return whether a live member beside these asks for a later epoch. One that was left out
-        of an epoch as dead, and still counts as alive here, does not."""
+        """Return whether a live member other than these asks for a later epoch. A member that was
+        left out of an epoch as dead, but still counts as alive here, does not ask."""
         with self._lock:
             others = self._alive.keys() - {*members, self.number}
             return any(self._asked[m] > epoch for m in others)
@@ -193,7 +194,7 @@ def _gone(error: Exception) -> errors.UnavailableError:
 
 
 class StoreMembers:
-    """Returned by join()."""
+    """The members that join() returns for a torch store."""
 
     def __init__(
         self,
@@ -214,19 +215,19 @@ class StoreMembers:
         self._lock = threading.Lock()
         self._guarded: tuple[int, list[int], Callable[[errors.Error], None]] | None = None
         self._beat_s, self._dead_s, self._allow_split = beat_s, dead_s, allow_split
-        self._joined: _Watch | None = None  # from the first meeting on
+        self._joined: _Watch | None = None  # created at the first meeting
         self._epoch: Epoch | None = None
-        self._members: list[int] = []  # of the epoch
+        self._members: list[int] = []  # of the present epoch
         self._last: tuple[int, list] | None = None  # a number, and the last epoch before it
-        self._waits = ""  # for what, as was said
-        self._lost_one = False  # a connection closed, which led to this meeting
-        self._left = False  # close() was called
-        self._gone = False  # and the others were told
+        self._waits = ""  # the last logged reason for waiting
+        self._lost_one = False  # True: a closed connection has led to this meeting
+        self._left = False  # True after close() was called
+        self._gone = False  # True after the others were told
 
     def meet(self, why: errors.Error | None) -> Epoch:
-        """The next epoch of all that live, at least `min_members`, and of the last epoch one unless
-        all allow a split. Blocks until these want one, TimeoutError after timeout_s.
-        UnavailableError if the store has gone."""
+        """Return the next epoch of all live members: at least `min_members`, and one of the last
+        epoch unless all allow a split. Blocks until they want one; TimeoutError after timeout_s.
+        UnavailableError if the store is gone."""
         with self._lock:
             self._guarded = None
         self._lost_one = isinstance(why, errors.PeerLostError)
@@ -249,7 +250,7 @@ class StoreMembers:
             raise _gone(error) from None
 
     def _wait_for(self, number: int, end: float) -> list:
-        """The members of an epoch, once it is written."""
+        """Wait until an epoch is written; return its members."""
         key = f"epoch/{number}"
         word = _ANY if self._allow_split else _NEXT
         self._store.set(f"want/{number}/{self._joined.number}", word)
@@ -271,9 +272,9 @@ class StoreMembers:
             raise errors.Error(f"member '{self.name}' has left; create another by join()")
 
     def _all_ready(self, number: int, members: list[int], end: float) -> bool:
-        """Says that this member is about to connect, and waits until all say so. False if it is no
-        member, or if one dies before: then there is no such epoch for anybody, since whoever first
-        sees either writes the epoch's fate."""
+        """Announce that this member is about to connect, and wait until all members do. Return
+        False if this is not a member, or if a member dies before. The epoch then fails for all:
+        the first member to see that all are ready, or that one is dead, writes the epoch's fate."""
         if self._joined.number not in members:
             return False
         self._store.set(f"ready/{number}/{self._joined.number}", "1")
@@ -290,15 +291,15 @@ class StoreMembers:
         return self._store.get(fate) == b"go"
 
     def _is_dead(self, number: int, members: list[int]) -> bool:
-        """Return whether one of an epoch's members is lost before it has begun. Where a connection
-        has closed, so is one that is silent and not ready."""
+        """Return whether a member of an epoch is lost before the epoch has begun. If a connection
+        has closed, a silent member that is not ready counts as lost."""
         if self._joined.lost(members, number):
             return True
         silent = self._joined.silent() & set(members) if self._lost_one else ()
         return not all(self._store.check([f"ready/{number}/{m}"]) for m in silent)
 
     def guard(self, epoch: Epoch, fail: Callable[[errors.Error], None]) -> None:
-        """Calls `fail` once, on another thread, if a member is in the epoch no more."""
+        """Call `fail` once, on another thread, if a member is not in the epoch any more."""
         with self._lock:
             self._guarded = (epoch.number, self._members, fail)
 
@@ -314,7 +315,7 @@ class StoreMembers:
         error = errors.PeerLostError(
             f"{who} is lost to epoch {number}: it has died, left, or a later epoch goes on"
         )
-        # On a thread of its own: it waits while connections are made, and beats must go on.
+        # On another thread: it waits while connections are made, and heartbeats must continue.
         threading.Thread(target=fail, args=(error,), name="thinwire sites", daemon=True).start()
 
     def _hint(self, number: int) -> str:
@@ -330,9 +331,9 @@ class StoreMembers:
         return self._store.check([f"want/{number}/{member}"])
 
     def _propose(self, number: int) -> None:
-        """Writes the epoch, if this member is the lowest live one, and all live members want it.
-        Where a connection has closed, silent members are not waited for: the lowest of the others
-        writes, and a silent one that does not want the epoch is taken for dead."""
+        """Write the epoch if this member is the lowest live one, and all live members want it. If a
+        connection has closed, silent members are not waited for: the lowest of the others writes,
+        and a silent member that does not want the epoch counts as dead."""
         alive = self._joined.alive()
         silent = self._joined.silent() if self._lost_one else set()
         for member in silent & alive.keys():
@@ -353,7 +354,7 @@ class StoreMembers:
                 self._store.set("epoch", str(number))
 
     def _cannot_follow(self, number: int, alive: Mapping[int, str]) -> str | None:
-        """Return why these members are to make no epoch after the last one, in words, or None."""
+        """Return the reason why these members must not make the next epoch, or None."""
         if all(self._store.get(f"want/{number}/{member}") == _ANY.encode() for member in alive):
             return None
         if self._last is None or self._last[0] != number:
@@ -370,8 +371,8 @@ class StoreMembers:
         )
 
     def _last_before(self, number: int) -> list:
-        """The members of the last epoch that has begun. One that is written and has not begun never
-        will, since those who are to begin it are taken for dead."""
+        """Return the members of the last epoch that has begun. An epoch that is written but has not
+        begun never will, because some of its members count as dead."""
         for earlier in range(number - 1, 0, -1):
             if self._store.compare_set(f"fate/{earlier}", "", "void") == b"go":
                 return json.loads(self._store.get(f"epoch/{earlier}"))
@@ -391,12 +392,12 @@ class StoreMembers:
         return self._epoch
 
     def wants_change(self) -> bool:
-        """A live member is not in the epoch, and asks for a later one."""
+        """Return whether a live member that is not in the epoch asks for a later one."""
         return self._joined.wanting(self._members, self._epoch.number)
 
     def close(self) -> None:
-        """Leave, so that nobody waits for this member. May be called twice, and by another thread
-        while meet() blocks, which raises then."""
+        """Leave, so that the others do not wait for this member. A second call does nothing. If
+        meet() blocks on another thread, it raises."""
         self._left = True
         joined = self._joined
         if joined is None or self._gone:
@@ -406,4 +407,4 @@ class StoreMembers:
         try:
             self._store.set(f"left/{joined.number}", b"1")
         except RuntimeError:
-            return  # the store has gone, and everybody with it
+            return  # the store is gone, so no member needs to be told

@@ -1,12 +1,13 @@
-"""The update of a member since the last round, as bytes with error feedback, and the rules that
-make one update of all members' ones.
+"""The encoding of a member's update since the last round, with error feedback, and the rules that
+combine all members' updates into one.
 
-With up to eight members everybody's bytes go to everybody. With more, means of dense codecs take
-two hops: each part of the update has an owner, to whom all send it and who sends all its result.
+With up to eight members each member sends its bytes to all others. With more, means of dense codecs
+take two hops: each part of the update has an owner, which gets the part from all members and sends
+its result to all.
 
 Every member decodes the same bytes and computes the same rule in the same order, so all have the
-same bits. A sum over members is a loop over ranks; norms are sums in float64, rounded to 16 bits,
-so that the order in which a CPU adds them does not show."""
+same bits. A sum over members is a loop over ranks. Norms are sums in float64, rounded to 16 bits,
+so that they do not depend on the order in which a CPU adds."""
 
 from __future__ import annotations
 
@@ -26,14 +27,14 @@ from thinwire.errors import InvalidArgumentError
 from thinwire.torch import tensors
 from thinwire.torch.exchange.rules import Codec, Rules, Structure
 
-_EXACT_BELOW = 1024  # elements of a tensor that goes in fp32, whose bytes do not count
-_CUT = 32768  # elements of a part; shorter ones cost adaptive codecs accuracy
+_EXACT_BELOW = 1024  # tensors with fewer elements are sent in fp32; their bytes do not matter
+_CUT = 32768  # elements of a part; with shorter parts the adaptive codec loses accuracy
 _CHUNK_BYTES = 128 << 10
 _MOST_CHUNKS = 8
-_LAST_CHUNKS = 8  # times smaller the last chunk is: nothing is under way while it is worked on
-_CACHED = 65536  # elements that are worked on at once, so that they stay in a core's cache
+_LAST_CHUNKS = 8  # the last chunk is this many times smaller: its decoding overlaps with nothing
+_CACHED = 65536  # elements that are processed at once, so that they stay in a core's cache
 _CLIP_ROUNDS = 3
-TRIM = 0.2  # of the members, at each end
+TRIM = 0.2  # the fraction of members that is cut at each end
 
 Values = dict[Any, torch.Tensor]  # flat float32 on the host, by parameter or number of a part
 
@@ -49,12 +50,11 @@ class Part(NamedTuple):
 
 
 class UpdateCodec:
-    """Encodes the update of some parameters, part by part. One residual for each parameter is the
-    caller's."""
+    """Encodes the update of some parameters, part by part. The caller keeps the residual of each
+    parameter."""
 
     def __init__(self, codec: Codec, sizes: Mapping[str, int], structure: Structure) -> None:
-        """sizes: elements by parameter name. InvalidArgumentError for a codec or rule that cannot
-        be."""
+        """sizes: elements by parameter name. InvalidArgumentError for a wrong codec or rule."""
         rules = Rules(codec, structure)
         rules.check_specs()
         rules.check_names(sizes)
@@ -66,7 +66,7 @@ class UpdateCodec:
             for name, numel in sizes.items()
         }
         self.specs = {name: info.spec for name, info in infos.items()}
-        # Entries of several members are mostly different ones, so their mean is no smaller.
+        # Entries (topk) of different members mostly differ, so their mean has as many bytes.
         self.may_take_two_hops = not any(info.entries for info in infos.values())
         self.parts = [
             Part(name, begin, min(begin + cut, numel), infos[name].up, infos[name].down)
@@ -75,7 +75,7 @@ class UpdateCodec:
             for begin in range(0, numel, cut)
         ]
         lengths = [encoded_bytes(part.up, part.end - part.begin) for part in self.parts]
-        self._at = list(itertools.accumulate(lengths, initial=0))  # where each part begins
+        self._at = list(itertools.accumulate(lengths, initial=0))  # the first byte of each part
         self.size = -(-self._at[-1] // 4) * 4
         self.chunks = self._cut(max(_CHUNK_BYTES, self.size // _MOST_CHUNKS))
 
@@ -83,13 +83,13 @@ class UpdateCodec:
         self, update: Callable[[str, int, int], torch.Tensor], kept: Values, decay: float,
         lost: Values,
     ) -> Iterator[bytes]:  # fmt: skip
-        """Yields the pieces of `size` bytes, each as soon as it is asked for, so that the first
-        ones are on their way before the last ones are computed.
+        """Yield pieces of `size` bytes. Each is computed when it is requested, so that the first
+        ones are in flight before the last ones are computed.
 
         Args:
             update: (name, begin, end) -> these elements of the update, flat float32 on the host.
-            kept: what earlier rounds have lost; `decay` times it is added.
-            lost: gets what this one loses, by name; whole with the last piece.
+            kept: the residuals of earlier rounds; `decay` times them are added.
+            lost: gets the new residuals by name; complete after the last piece.
         """
         for name, begin, end, up, _ in self.parts:
             if begin == 0:
@@ -100,15 +100,15 @@ class UpdateCodec:
         yield bytes(self.size - self._at[-1])
 
     def nothing(self) -> list[bytes]:
-        """Return as many bytes of a member that has nothing to say."""
+        """Return as many bytes for a member without an update."""
         return [bytes(self.size)]
 
-    # Chunks: runs of parts that travel one after another, so that each is worked on while the
-    # next ones are on their way.
+    # Chunks: runs of parts that are sent one after another, so that each is processed while the
+    # next ones are in flight.
 
     def _cut(self, most: int) -> list[range]:
-        """Chunks of that many bytes, the first one small, so that it leaves soon, and the last ones
-        smaller and smaller."""
+        """Return chunks of at most `most` bytes. The first one is small, so that it leaves soon,
+        and the last ones become smaller and smaller."""
         chunks, first, least = [], 0, most // _LAST_CHUNKS
         for at in range(len(self.parts)):
             left, rest = self._at[-1] - self._at[first], self._at[-1] - self._at[at + 1]
@@ -122,7 +122,8 @@ class UpdateCodec:
         return chunks
 
     def cut(self, pieces: Iterable[bytes]) -> Iterator[bytes]:
-        """Yields the bytes of each chunk, a multiple of 4 above 0, of what encode() yields."""
+        """Yield the bytes of each chunk from the pieces of encode(). Their number is a multiple of
+        4 and not 0."""
         source, held = iter(pieces), b""
         for begin, end in map(self._bounds, self.chunks):
             taken, length = [held], len(held)
@@ -134,18 +135,18 @@ class UpdateCodec:
             yield chunk + bytes(-len(chunk) % 4) or bytes(4)
 
     def empty(self) -> Values:
-        """Return memory for an update."""
+        """Return uninitialized memory for an update."""
         return {name: tensors.empty(numel) for name, numel in self.sizes.items()}
 
     def runs(self, parts: range) -> list[tuple[str, int, int]]:
-        """Return what a chunk has of each parameter: its name, first element and end."""
+        """Return the parameters of a chunk: (name, first element, end)."""
         return [
             (self.parts[first].name, self.parts[first].begin, self.parts[last - 1].end)
             for first, last in self._runs(parts)
         ]
 
     def _runs(self, parts: range) -> list[tuple[int, int]]:
-        """The first part of each parameter of a chunk, and the one behind its last."""
+        """Return, for each parameter of a chunk, its first part and the part after its last one."""
         found: list[tuple[int, int]] = []
         for at in parts:
             again = found and self.parts[found[-1][0]].name == self.parts[at].name
@@ -153,13 +154,13 @@ class UpdateCodec:
         return found
 
     def decode(self, data: memoryview) -> Values:
-        """Return an update, of the bytes that encode() returned."""
+        """Return the update that encode() has turned into these bytes."""
         values = self.empty()
         self.decode_chunk(data, range(len(self.parts)), values)
         return values
 
     def decode_chunk(self, data: memoryview, parts: range, out: Values) -> None:
-        """Decodes a chunk into its place."""
+        """Decode a chunk into its place in `out`."""
         begin = 0
         for at in parts:
             name, first, last, up, _ = self.parts[at]
@@ -171,8 +172,8 @@ class UpdateCodec:
         self, rows: Sequence[memoryview], parts: range, factors: Sequence[float], out: Values,
         products: ctypes.Array[ctypes.c_double],
     ) -> None:  # fmt: skip
-        """Decodes a chunk of several members, and puts the mean by factor in its place. products:
-        decode_mean()'s."""
+        """Decode a chunk of several members, and write the weighted sum by factors to its place.
+        products: as decode_mean() takes them."""
         at = self._at[parts.start] if parts else 0
         for first, last in self._runs(parts):
             name, begin, _, up, _ = self.parts[first]
@@ -182,10 +183,10 @@ class UpdateCodec:
             decode_mean(up, [row[piece] for row in rows], factors, shard, out[name][begin:end],
                         products)  # fmt: skip
 
-    # Two hops: each member owns some parts, of which it gets all updates and makes the result.
+    # Two hops: each member owns some parts; it gets all updates of these and computes the result.
 
     def owned(self, owner: int, members: int) -> range:
-        """Return the parts of an owner; all owners have about as many bytes."""
+        """Return the parts of an owner; all owners have about the same number of bytes."""
         first, last = (
             bisect.bisect_left(self._at, self._at[-1] * at / members, hi=len(self.parts))
             for at in (owner, owner + 1)
@@ -193,7 +194,8 @@ class UpdateCodec:
         return range(first, len(self.parts) if owner == members - 1 else last)
 
     def slices(self, pieces: Sequence[bytes], members: int) -> list[bytes]:
-        """Return the bytes for each owner, all of one length above 0, of what encode() returned."""
+        """Return the bytes for each owner from the pieces of encode(), all of the same length above
+        0."""
         whole = b"".join(pieces)
         cut = [self._bounds(self.owned(owner, members)) for owner in range(members)]
         length = -(-max(end - begin for begin, end in cut) // 4) * 4 or 4
@@ -203,14 +205,14 @@ class UpdateCodec:
         return self._at[parts.start], self._at[max(parts.start, parts.stop)]
 
     def decode_owned(self, data: memoryview, parts: range) -> dict[int, torch.Tensor]:
-        """Return a member's update of an owner's parts, by number."""
+        """Return a member's update of an owner's parts, by number of the part."""
         return self._decoded(data, parts, [self.parts[at].up for at in parts])
 
     def encode_result(
         self, result: Mapping[int, torch.Tensor], members: int
     ) -> tuple[bytes, dict[int, torch.Tensor]]:
-        """Return an owner's bytes of its parts of the result, as long as every other owner's, and
-        what they have lost."""
+        """Encode an owner's parts of the result. Return the bytes, of the same length for all
+        owners, and the residuals."""
         lost = {at: torch.zeros_like(values) for at, values in result.items()}
         mine = b"".join(encode(self.parts[at].down, result[at], lost[at]) for at in result)
         lengths = [
@@ -224,7 +226,7 @@ class UpdateCodec:
         return encoded_bytes(part.down, part.end - part.begin)
 
     def decode_results(self, rows: Sequence[memoryview]) -> Values:
-        """Return the result, of the bytes of all owners."""
+        """Return the result from the bytes of all owners."""
         found: dict[int, torch.Tensor] = {}
         for owner, row in enumerate(rows):
             parts = self.owned(owner, len(rows))
@@ -232,7 +234,7 @@ class UpdateCodec:
         return self._joined(found)
 
     def owed(self, lost: Mapping[int, torch.Tensor], factor: float) -> Values:
-        """Return what owners' results have lost, as residuals by parameter, times a factor."""
+        """Return the residuals of an owner's result by parameter, times a factor."""
         found: Values = {}
         for at, values in lost.items():
             name, begin, end, _, _ = self.parts[at]
@@ -265,7 +267,8 @@ Rule = Callable[[Sequence[Values], Sequence[float], Values], Values]
 
 
 def rule_of(aggregate: str) -> Rule:
-    """The rule of that name: (updates, their weights, the update before) -> update."""
+    """Return the rule with this name: (updates, their weights, the last round's update) ->
+    update."""
     if aggregate not in _RULES:
         raise InvalidArgumentError(
             f"aggregate is {aggregate!r}, expected one of {', '.join(map(repr, _RULES))}"
@@ -274,7 +277,7 @@ def rule_of(aggregate: str) -> Rule:
 
 
 def mean(updates: Sequence[Values], weights: Sequence[float], _before: Values) -> Values:
-    """The mean by weight: FedAvg's (arXiv 1602.05629), where weights are samples."""
+    """Return the weighted mean; with samples as weights that of FedAvg (arXiv 1602.05629)."""
     result = {name: torch.empty_like(values) for name, values in updates[0].items()}
     total = math.fsum(weights)
     for name, whole in result.items():
@@ -287,7 +290,8 @@ def mean(updates: Sequence[Values], weights: Sequence[float], _before: Values) -
 
 
 def median(updates: Sequence[Values], _weights: Sequence[float], _before: Values) -> Values:
-    """The median of each element; of an even number of members, the mean of the middle two."""
+    """Return the median of each element; with an even number of members, the mean of the middle
+    two."""
     return trimmed(updates, _weights, _before, cut=(len(updates) - 1) // 2)
 
 
@@ -297,8 +301,8 @@ def trimmed(
     _before: Values,
     cut: int | None = None,
 ) -> Values:
-    """The mean of each element without the `cut` largest and smallest ones, a fifth of the members
-    at each end (arXiv 1803.01498). Weights do not count."""
+    """Return the mean of each element without the `cut` largest and smallest ones, by default a
+    fifth of the members at each end (arXiv 1803.01498). Weights are ignored."""
     cut = int(TRIM * len(updates)) if cut is None else cut
     result = {}
     for name in updates[0]:
@@ -312,11 +316,12 @@ def trimmed(
 
 
 def centered_clip(updates: Sequence[Values], _weights: Sequence[float], before: Values) -> Values:
-    """Centered clipping (arXiv 2012.10333) of updates that were mixed with their nearest ones (NNM,
-    arXiv 2302.01772), so that members who have learned unlike things do not look like poisoners.
-    From the last round's update as the centre it goes three times a step to the mean of the
-    differences, each shortened to the median of their norms. Weights do not count: a poisoner would
-    choose its own. An update with an element that is not finite is left out if others are not."""
+    """Centered clipping (arXiv 2012.10333) of updates that are mixed with their nearest ones (NNM,
+    arXiv 2302.01772), so that members with different data do not look like poisoners. It starts
+    from the last round's update as the centre, and moves the centre three times by the mean of the
+    differences to it, each clipped to the median of their norms. Weights are ignored, because a
+    poisoner would choose its own. Updates with an element that is not finite are left out, unless
+    all have one."""
     heard = [update for update in updates if norm(update) < math.inf] or updates
     mixes = Counter(_nearest(heard))
     mixed = [mean([heard[at] for at in mix], [1.0] * len(mix), {}) for mix in mixes]
@@ -337,8 +342,8 @@ def centered_clip(updates: Sequence[Values], _weights: Sequence[float], before: 
 
 
 def _nearest(updates: Sequence[Values]) -> list[tuple[int, ...]]:
-    """For each update the places, in order, of the nearest ones with itself, that are all but a
-    fifth, rounded up."""
+    """Return, for each update, the sorted indices of its nearest updates, including itself: all but
+    a fifth, rounded up."""
     members = len(updates)
     apart = [[0.0] * members for _ in updates]
     for a, b in itertools.combinations(range(members), 2):
@@ -355,33 +360,36 @@ _RULES: dict[str, Rule] = {
 
 
 def norm(update: Values) -> float:
-    """The Euclidean norm over all parameters, in 16 bits; infinite if an element is not finite."""
+    """Return the Euclidean norm over all parameters, rounded to 16 bits; infinite if an element is
+    not finite."""
     return length_of(math.fsum(dot(values, values) for values in update.values()))
 
 
 def distance(a: Values, b: Values) -> float:
-    """The Euclidean distance, in 16 bits."""
+    """Return the Euclidean distance, rounded to 16 bits."""
     away = (x.sub_(y) for name in a for x, y in doubles(a[name], b[name]))
     return length_of(math.fsum(float(each @ each) for each in away))
 
 
 def length_of(squares: float) -> float:
-    """The root of a sum of squares, in 16 bits; infinite if an element is not finite."""
+    """Return the root of a sum of squares, rounded to 16 bits; infinite if an element is not
+    finite."""
     return _rounded(math.sqrt(squares)) if math.isfinite(squares) else math.inf
 
 
 def dot(a: torch.Tensor, b: torch.Tensor) -> float:
-    """The sum of products in float64."""
+    """Return the sum of products in float64."""
     return math.fsum(float(x @ y) for x, y in doubles(a, b))
 
 
 def doubles(*tensors: torch.Tensor) -> Iterator[list[torch.Tensor]]:
-    """Yields pieces of tensors of one length in float64, that of each tensor side by side."""
+    """Yield pieces of several tensors of the same length in float64, one piece of each at a
+    time."""
     for pieces in zip(*(each.split(_CACHED) for each in tensors), strict=True):
         yield [each.double() for each in pieces]
 
 
 def _rounded(value: float) -> float:
-    """To 16 bits, in which sums in another order agree."""
+    """Round to 16 bits, so that sums in another order are equal."""
     mantissa, exponent = math.frexp(value)
     return math.ldexp(round(mantissa * 65536), exponent - 16)
