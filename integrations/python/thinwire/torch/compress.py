@@ -64,9 +64,10 @@ def compress(
       every rank, so they are refused, but for topk with inner=False. gather="int4" compresses the
       gathers of parameters too, with a copy of the whole model on every rank, 4 bytes for every
       element, by the same rule.
-    - Any other module: hooks on its parameters. They become those of rank 0 now, and .grad holds
-      the means of all ranks when backward() returns. With `optimizer`, step() returns at once, and
-      every layer waits for its own means just before the next forward pass needs them.
+    - Any other module: hooks on its parameters. They become those of rank 0 now, as does the state
+      of `optimizer`, and .grad holds the means of all ranks when backward() returns. With
+      `optimizer`, step() returns at once, and every layer waits for its own means just before the
+      next forward pass needs them.
 
     Args:
         model: its trained parameters are dense and float32, bfloat16 or float16.
@@ -95,6 +96,9 @@ def compress(
     Raises:
         InvalidArgumentError: the model, codec or an option cannot be, or the model's gradients are
             compressed already.
+        MismatchError: the ranks have other plain modules or optimizers, or other options of these
+            or of FSDP2; those of the connections are compared at the first step.
+        PeerLostError: a rank did not call it for a plain module, or under FSDP2.
         UnavailableError: the model is on a GPU, and the CUDA part is missing.
     """
     check_kind("model", model, torch.nn.Module, "a torch.nn.Module")
@@ -225,7 +229,9 @@ def _hook_on(
         state.close()
         raise InvalidArgumentError(
             f"rank {rank_or_0(group)}: the model has a communication hook already, and DDP takes "
-            f"one; remove that register_comm_hook() call ({error})"
+            "one and never gives it back; remove the register_comm_hook() call, or, after the "
+            "close() of an earlier compress(), wrap the module in a new DistributedDataParallel "
+            f"({error})"
         ) from error
     if ddp:
         follow_joins(state, model)
@@ -267,8 +273,16 @@ def _check_options(
 
 
 def _check_outermost(model: torch.nn.Module) -> None:
-    """InvalidArgumentError if DDP or replicate() reduces the gradients of a part of the model."""
+    """InvalidArgumentError if DDP, replicate() or FSDP1 reduces the gradients of a part of the
+    model."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
     for name, part in model.named_modules():
+        if fsdp is not None and isinstance(part, fsdp.FullyShardedDataParallel):
+            raise InvalidArgumentError(
+                f"compress got a {type(model).__name__} under FullyShardedDataParallel, expected "
+                "one under FSDP2; call torch.distributed.fsdp.fully_shard() on the model in place "
+                "of that wrapper"
+            )
         ddp = isinstance(part, DistributedDataParallel)
         if ddp or private.is_replicated(part):
             wrapper = "DistributedDataParallel" if ddp else "replicate()"

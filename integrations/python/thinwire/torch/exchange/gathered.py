@@ -14,6 +14,7 @@ from thinwire.errors import InvalidArgumentError, MismatchError
 from thinwire.torch import agree, tensors
 from thinwire.torch.exchange import state_file
 from thinwire.torch.exchange.checkpoint import FORMAT
+from thinwire.torch.group import resolve
 
 
 def gather(mine: Mapping[str, Any], group: dist.ProcessGroup | None) -> dict[str, Any]:
@@ -21,6 +22,12 @@ def gather(mine: Mapping[str, Any], group: dist.ProcessGroup | None) -> dict[str
 
     mine: this rank's. All ranks call it. One tensor of every rank is under way at a time, so what
     it needs beside the result is little. MismatchError if the ranks' models differ."""
+    members = resolve(group, "gathered_state_dict")
+    with agree.agreeing("the gathered state", members, "gathered_state_dict()", together=True):
+        return _gather(mine, members)
+
+
+def _gather(mine: Mapping[str, Any], group: dist.ProcessGroup) -> dict[str, Any]:
     heads: list[dict[str, Any] | None] = [None] * dist.get_world_size(group)
     head = {key: value for key, value in mine.items() if key != "residuals"}
     head["residuals"] = _sizes(mine["residuals"])
