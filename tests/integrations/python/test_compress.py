@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import copy
+import datetime
 import gc
 import os
+import re
 import subprocess
 import sys
 import weakref
+from collections import OrderedDict
 
 import pytest
 import thinwire
@@ -16,7 +19,7 @@ import torch
 from models import data, digest, loss_of, make_mlp
 from ranks import HANG_S, outcomes_of, run
 from torch.distributed._composable import replicate
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parallel.distributed import _MixedPrecision
 from torch.utils.checkpoint import checkpoint
@@ -327,8 +330,12 @@ def twice(rank: int):
         tw.compress(DistributedDataParallel(make_mlp(), mixed_precision=lower))
     hooked = DistributedDataParallel(make_mlp())
     hooked.register_comm_hook(tw.State(), tw.hook)
-    with pytest.raises(thinwire.InvalidArgumentError, match=r"remove that register_comm_hook\(\)"):
+    with pytest.raises(thinwire.InvalidArgumentError, match=r"remove the register_comm_hook\(\)"):
         tw.compress(hooked)
+    closed = DistributedDataParallel(make_mlp())
+    tw.compress(closed).close()
+    with pytest.raises(thinwire.InvalidArgumentError, match="wrap the module in a new Distrib"):
+        tw.compress(closed)
     module = make_mlp()
     tw.compress(module)
     with pytest.raises(thinwire.InvalidArgumentError, match="remove one of the two calls"):
@@ -360,6 +367,7 @@ def refused(rank: int):
         (ddp, {"codec": "onebit"}, "Pass optimizer="),
         (ddp, {"codec": "onebit", "optimizer": bare}, "an SGD with momentum"),
         (ddp, {"codec": "onebit", "optimizer": others}, "rank .: the optimizer has no parameter"),
+        (FullyShardedDataParallel(make_mlp(), device_id=CPU), {}, "expected one under FSDP2"),
         (ddp, {"codec": 4}, "codec is 4, expected a codec such as 'int4'"),
     ]:
         with pytest.raises(thinwire.InvalidArgumentError, match=words):
@@ -378,6 +386,139 @@ def refused(rank: int):
 
 def test_wrong_calls_are_typed_errors():
     run(refused)
+
+
+def unlike(rank: int, case: str):
+    """Rank 1 makes another model, or passes another option, than rank 0."""
+    model, options = make_mlp(width=WIDTH + rank if case == "width" else WIDTH), {}
+    if case == "layer" and rank:
+        model.append(torch.nn.Linear(10, 10))
+    elif case == "dtype" and rank:
+        model.to(torch.bfloat16)
+    elif case == "frozen":
+        model[0].requires_grad_(rank == 0)
+    elif case == "order" and rank:
+        model = torch.nn.Sequential(OrderedDict(reversed(list(model.named_children()))))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5 if case == "lr" and rank else 0.1)
+    if case == "kind" and rank:
+        optimizer = torch.optim.Adam(model.parameters())
+    elif case in ("delay", "find_unused_parameters"):
+        options = {case: bool(rank)} if case.startswith("find") else {case: rank}
+    if case in ("lr", "kind", "delay", "find_unused_parameters"):
+        options["optimizer"] = optimizer
+    tw.compress(model, "int4", **options)
+
+
+WIDTH = 96
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize(
+    ("case", "named"),
+    [
+        ("width", r"parameter '0.weight' trained float32 \[97, 97\] on rank 1, expected .*96, 96"),
+        ("layer", "parameter '5.weight' .* on rank 1, expected missing as on rank 0"),
+        ("dtype", "parameter '0.weight' trained bfloat16 .* expected trained float32"),
+        ("frozen", "parameter '0.weight' frozen .* expected trained"),
+        ("order", "parameter '4.weight' on rank 1, expected parameter '0.weight' there"),
+        ("lr", "optimizer group 0 lr 0.5 on rank 1, expected 0.1 as on rank 0"),
+        ("kind", "optimizer Adam on rank 1, expected SGD as on rank 0"),
+        ("delay", "delay 1 on rank 1, expected 0 as on rank 0"),
+        ("find_unused_parameters", "find_unused_parameters True on rank 1, expected False"),
+    ],
+)
+def test_plain_modules_that_differ_between_ranks_are_a_mismatch_on_every_rank(case, named):
+    for rank, outcome in enumerate(outcomes_of(unlike, case)):
+        assert outcome.error == "MismatchError", outcome
+        assert f"rank {rank}: compress got" in outcome.message
+        assert re.search(named, outcome.message), outcome.message
+
+
+def trained_apart(rank: int):
+    """Each rank has made steps of its own, so its optimizer has momentum of its own."""
+    model = make_mlp()
+    optimizer = sgd(model)
+    train(model, optimizer, rank, steps=2)
+    made = tw.compress(model, "int4", optimizer=optimizer)
+    train(model, optimizer, rank, steps=3)
+    made.finish()
+    return digest(model)
+
+
+def test_an_optimizers_state_becomes_that_of_rank_0():
+    assert len(set(run(trained_apart))) == 1
+
+
+def under_ddp(rank: int, optimized: bool):
+    model = make_mlp()
+    ddp, optimizer = DistributedDataParallel(model), sgd(model)
+    tw.compress(ddp.module, "int4", **({"optimizer": optimizer} if optimized else {}))
+    train(ddp, optimizer, rank)
+
+
+@pytest.mark.parametrize("optimized", [False, True])
+def test_a_module_of_ddp_that_is_compressed_as_a_plain_one_is_refused(optimized):
+    for outcome in outcomes_of(under_ddp, optimized):
+        assert outcome.error == "InvalidArgumentError"
+        assert "call compress(ddp) on what DistributedDataParallel() returned" in outcome.message
+
+
+def beside_ddp(rank: int):
+    """DDP leaves the gradients alone that compress() reduces."""
+    model = make_mlp()
+    ignored = [name for name, _ in model.named_parameters() if name.startswith("0.")]
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, ignored)
+    ddp, optimizer = DistributedDataParallel(model), sgd(model)
+    tw.compress(ddp.module[0], "int4")
+    train(ddp, optimizer, rank)
+    return digest(model)
+
+
+def test_a_part_that_ddp_ignores_may_be_compressed_as_a_plain_one():
+    assert len(set(run(beside_ddp))) == 1
+
+
+def first_pass_raises(rank: int, optimized: bool):
+    model = make_mlp()
+    optimizer = sgd(model)
+    tw.compress(model, "int4", **({"optimizer": optimizer} if optimized else {}))
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        model(torch.ones(1, 3))
+    train(model, optimizer, rank, steps=2)
+
+
+@pytest.mark.parametrize("optimized", [False, True])
+def test_an_error_of_the_first_forward_pass_is_the_programs_own(optimized):
+    run(first_pass_raises, optimized, world=1)
+
+
+def clipped_early(rank: int):
+    model = make_mlp()
+    optimizer = sgd(model)
+    tw.compress(model, "int4", optimizer=optimizer)
+    loss_of(model, data(0, rank)).backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+    optimizer.step()
+
+
+def test_clipping_of_gradients_on_their_way_names_the_call_to_make_before():
+    for outcome in outcomes_of(clipped_early):
+        assert outcome.error == "InvalidArgumentError"
+        assert "call synchronize() of what compress() returned before clipp" in outcome.message
+
+
+def on_one_rank(rank: int):
+    group = torch.distributed.new_group(timeout=datetime.timedelta(seconds=1))
+    if rank == 0:
+        tw.compress(make_mlp(), "int4", process_group=group)
+    else:  # a collective of another size, which Gloo ends a process for
+        torch.distributed.all_reduce(torch.ones(100_000), group=group)
+
+
+def test_a_call_on_one_rank_alone_is_a_typed_error():
+    outcome = outcomes_of(on_one_rank)[0]
+    assert outcome.error == "PeerLostError", outcome
+    assert "rank 1 did not come; make the call on all 2 ranks" in outcome.message
 
 
 def test_the_public_names_fit_one_page():

@@ -5,7 +5,7 @@ import pytest
 import thinwire
 import torch
 from fsdp_models import Net, gradients, loss_of, sharded, train
-from ranks import run
+from ranks import outcomes_of, run
 from thinwire.torch import compress
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Shard
@@ -227,6 +227,16 @@ def test_a_model_is_compressed_once_at_a_time():
     for after_refusal, stats in run(compressed_twice):
         assert (after_refusal, stats["steps"]) == (1, 1)
         assert {row["codec"] for row in stats["parameters"]} == {"int8"}
+
+
+def unlike(rank: int):
+    sharded("int4", gather="int4" if rank else None)
+
+
+def test_options_that_differ_between_ranks_are_a_mismatch_on_every_rank():
+    for outcome in outcomes_of(unlike):
+        assert outcome.error == "MismatchError", outcome
+        assert "got gather 'int4' on rank 1, expected None as on rank 0" in outcome.message
 
 
 def evaluated_before(rank: int):

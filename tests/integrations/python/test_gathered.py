@@ -1,5 +1,7 @@
 """Checkpoints that rank 0 alone writes, and residuals of named collectives."""
 
+import datetime
+
 import pytest
 import thinwire
 import torch
@@ -157,3 +159,16 @@ def test_residuals_are_loaded_before_the_first_call(tmp_path):
     for keys, owed in run(restored_first, str(tmp_path / "named")):
         assert keys == {"int4 loss", "int8 loss", "int4 scattered"}
         assert owed > 0
+
+
+def on_rank_0_alone(rank: int):
+    group = dist.new_group(timeout=datetime.timedelta(seconds=1))
+    residuals = NamedResiduals(group)
+    if rank == 0:
+        residuals.gathered_state_dict()
+
+
+def test_a_gathering_by_rank_0_alone_is_a_typed_error():
+    first, second = outcomes_of(on_rank_0_alone)
+    assert (first.error, second.error) == ("PeerLostError", "")
+    assert "rank 1 did not come; make the call on all 2 ranks of the group" in first.message

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,26 @@ def test_what_cannot_be_is_refused(options, message):
     inner = torch.optim.SGD(model.parameters(), lr=0.05)
     with pytest.raises(InvalidArgumentError, match=message):
         sites.DiLoCo(sites.static(), [model[0], model[2:]], inner, outer_of(model), **options)
+
+
+def test_an_inner_optimizer_of_another_model_is_refused():
+    model = make_mlp(width=WIDTH)
+    stale = torch.optim.SGD(make_mlp(width=WIDTH).parameters(), lr=0.05)
+    with pytest.raises(InvalidArgumentError, match="inner_optimizer has no parameter of the fragm"):
+        sites.DiLoCo(sites.static(), [model], stale, outer_of(model), 4)
+
+
+def test_steps_outside_of_the_with_are_told_once():
+    model = make_mlp(width=WIDTH)
+    inner = torch.optim.SGD(model.parameters(), lr=0.05)
+    members = sites.join(torch.distributed.HashStore(), "basel", min_members=1)
+    local = sites.LocalSGD(members, model, inner, 4)
+    with pytest.warns(UserWarning, match="outside of the with, where nothing is exchanged"):
+        inner.step()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        inner.step()
+        local.close()
 
 
 @pytest.mark.parametrize("kind", [torch.optim.LBFGS, torch.optim.SparseAdam])

@@ -5,12 +5,13 @@ call."""
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import itertools
 import threading
 import time
 import weakref
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeVar
 
 import torch
@@ -18,16 +19,20 @@ import torch.distributed as dist
 
 from thinwire import _library
 from thinwire.arguments import check_kind, check_whole
+from thinwire.comm import poll
 from thinwire.errors import Error, MismatchError, PeerLostError, UnavailableError
 from thinwire.torch import private
 from thinwire.torch.group import TorchStore, resolve
 
 _T = TypeVar("_T")
 _Group = dist.ProcessGroup | None  # None: the default group
+_ROLL_CALL_S = 2.0
 
 
 @contextlib.contextmanager
-def agreeing(on: str, group: _Group, then: str = "recover()") -> Iterator[None]:
+def agreeing(
+    on: str, group: _Group, then: str = "recover()", *, together: bool = False
+) -> Iterator[None]:
     """Turn torch's errors in the block, which are RuntimeErrors, into a PeerLostError. It names the
     ranks that did not reach the block, or reached it and are lost.
 
@@ -35,10 +40,18 @@ def agreeing(on: str, group: _Group, then: str = "recover()") -> Iterator[None]:
         on: what the ranks agree on, for the message.
         group: the ranks.
         then: the call with which the ranks that are left continue, for the message.
+        together: wait, up to the group's timeout, until all ranks have reached the block. Without
+            it, Gloo ends a process whose collective meets another collective of a peer.
     """
     members = _members(group)
     roll_call = _RollCall(members)
     roll_call.answer("came")
+    if together and not roll_call.all_came(private.timeout_of(members) or _COME_S):
+        raise PeerLostError(
+            f"rank {dist.get_rank(members)} waited for the other ranks to agree on {on}, and "
+            f"{roll_call.absent(wait_s=0)}; make the call on all {dist.get_world_size(members)} "
+            "ranks of the group, or raise the timeout of init_process_group()"
+        )
     try:
         yield
     except Error:
@@ -73,28 +86,54 @@ class _RollCall:
             with contextlib.suppress(RuntimeError):
                 self._store.set(f"{mark}/{self._rank}", b"1")
 
-    def absent(self) -> str:
-        """Return text that names the ranks without a mark, soon after _ROLL_CALL_S seconds."""
+    def all_came(self, timeout_s: float) -> bool:
+        """Wait until all ranks have reached the block. Return False after timeout_s seconds."""
+        if self._store is None:
+            return True
+        all_here: list[bool] = []
+        # A daemon thread, because torch waits without end for a store whose process is stopped.
+        wait = threading.Thread(target=lambda: all_here.append(self._wait(timeout_s)), daemon=True)
+        wait.start()
+        wait.join(timeout_s + _ROLL_CALL_S)
+        return bool(all_here) and all_here[0]
+
+    def _wait(self, timeout_s: float) -> bool:
+        """Rank 0 looks for the marks of all others, which look for one mark of rank 0, so that the
+        number of requests grows with the ranks, and not with their square."""
+        end = time.monotonic() + timeout_s
+        try:
+            with private.in_torch():
+                for rank in range(1, self._size) if self._rank == 0 else ():
+                    poll(self._store.has, f"came/{rank}", end - time.monotonic())
+                if self._rank == 0:
+                    self._store.set("all came", b"1")
+                poll(self._store.has, "all came", end - time.monotonic())
+        except (RuntimeError, TimeoutError):
+            return False
+        return True
+
+    def absent(self, wait_s: float = _ROLL_CALL_S) -> str:
+        """Return text that names the ranks without a mark, soon after wait_s seconds."""
         if self._store is None:
             return "no rank is known to be missing"
         said: list[str] = []
         # A daemon thread, because torch waits without end for a store whose process is stopped.
-        call = threading.Thread(target=lambda: said.append(self._call()), daemon=True)
+        call = threading.Thread(target=lambda: said.append(self._call(wait_s)), daemon=True)
         call.start()
-        call.join(2 * _ROLL_CALL_S)
+        call.join(wait_s + _ROLL_CALL_S)
         return said[0] if said else "the process that holds the group's rendezvous store is silent"
 
-    def _call(self) -> str:
+    def _call(self, wait_s: float) -> str:
         try:
             with private.in_torch():
-                silent = self._without("failed", time.monotonic() + _ROLL_CALL_S)
+                silent = self._without("failed", time.monotonic() + wait_s)
                 late = self._without("came", time.monotonic())
         except RuntimeError:
             return "the group's rendezvous store is gone, with the process that held it"
         if late:
             return f"{_ranks(late)} did not come"
         if silent:
-            return f"{_ranks(silent)} came, and did not answer again within {_ROLL_CALL_S:g} s"
+            return f"{_ranks(silent)} came, and did not answer again within {wait_s:g} s"
         return "all came and answered again"
 
     def _without(self, mark: str, end: float) -> list[int]:
@@ -109,7 +148,7 @@ class _RollCall:
         return self._store is not None and self._store.has(f"{mark}/{rank}")
 
 
-_ROLL_CALL_S = 2.0
+_COME_S = 30.0  # where torch does not tell a group's timeout
 _agreements: weakref.WeakKeyDictionary[dist.ProcessGroup, int] = weakref.WeakKeyDictionary()
 
 
@@ -181,11 +220,130 @@ def replica_from_rank(
             optimizer.load_state_dict(state)
 
 
-def broadcast_replica(module: torch.nn.Module, group: dist.ProcessGroup) -> None:
-    """Replace parameters and buffers by those of the group's first rank. PeerLostError if a rank is
-    lost during the call."""
-    with agreeing("the same replica", group, "compress()"):
+def broadcast_replica(
+    module: torch.nn.Module,
+    group: dist.ProcessGroup,
+    optimizer: torch.optim.Optimizer | None = None,
+    options: Mapping[str, object] | None = None,
+) -> None:
+    """Replace parameters, buffers and the optimizer's state by those of the group's first rank.
+
+    Args:
+        module: the model, which has the same parameters and buffers on all ranks.
+        group: the ranks.
+        optimizer: its kind, groups and options are the same on all ranks.
+        options: further values, by name, that are the same on all ranks.
+
+    Raises:
+        MismatchError: on every rank, if something differs that must be the same.
+        PeerLostError: a rank was lost, or did not make the call.
+    """
+    facts = facts_of_model(module) | facts_of_optimizer(module, optimizer)
+    facts |= {name: repr(value) for name, value in (options or {}).items()}
+    with agreeing("the same replica", group, "compress()", together=True):
+        check_alike("compress", facts, group)
         replica_from_rank(0, module, None, group)
+        if optimizer is not None and not _is_sharded(optimizer):
+            state = {"state": _digest_of_state(optimizer)}
+            if len(set(_gather_bytes(_hash(state), group))) > 1:
+                replica_from_rank(0, None, optimizer, group)
+
+
+def facts_of_model(module: torch.nn.Module) -> dict[str, str]:
+    """What replicas have alike, by name, in the order in which they are broadcast."""
+    facts = {}
+    for name, parameter in module.named_parameters():
+        kind = "trained" if parameter.requires_grad else "frozen"
+        facts[f"parameter '{private.plain_name(name)}'"] = f"{kind} {_form(parameter)}"
+    for name, buffer in module.named_buffers():
+        facts[f"buffer '{private.plain_name(name)}'"] = _form(buffer)
+    return facts
+
+
+def facts_of_optimizer(
+    module: torch.nn.Module, optimizer: torch.optim.Optimizer | None
+) -> dict[str, str]:
+    """The optimizer's kind, and the options of its groups that change results."""
+    if optimizer is None:
+        return {"optimizer": "None"}
+    facts = {"optimizer": type(optimizer).__name__}
+    names = {p: private.plain_name(name) for name, p in module.named_parameters()}
+    for number, group in enumerate(optimizer.param_groups):
+        members = ", ".join(names.get(parameter, "?") for parameter in group["params"])
+        facts[f"optimizer group {number}"] = members
+        for option, value in group.items():
+            if option != "params" and option not in _HOW:
+                facts[f"optimizer group {number} {option}"] = _text(value)
+    return facts
+
+
+# Options of torch's optimizers that say how a step is computed, and not which.
+_HOW = {"foreach", "fused", "capturable", "differentiable"}
+
+
+def check_alike(call: str, facts: Mapping[str, str], group: _Group) -> None:
+    """MismatchError on every rank, which names the first fact that differs between them. facts:
+    values by name. All ranks call it; alike, it costs 16 bytes a rank."""
+    if len(set(_gather_bytes(_hash(facts), group))) == 1:
+        return
+    of_ranks: list[dict[str, str]] = [{}] * dist.get_world_size(group)
+    dist.all_gather_object(of_ranks, dict(facts), group=group)
+    expected, mine = of_ranks[0], dist.get_rank(group)
+    for rank, found in enumerate(of_ranks):
+        for name in [*expected, *found]:
+            if expected.get(name) != found.get(name):
+                raise MismatchError(
+                    f"rank {mine}: {call} got {name} {found.get(name, 'missing')} on rank {rank}, "
+                    f"expected {expected.get(name, 'missing')} as on rank 0; make the same model "
+                    "and optimizer, and pass the same options, on every rank"
+                )
+        if list(expected) != list(found):
+            raise MismatchError(
+                f"rank {mine}: {call} got {_first_apart(found, expected)} on rank {rank}, expected "
+                f"{_first_apart(expected, found)} there as on rank 0; make modules in the same "
+                "order on every rank"
+            )
+
+
+def _first_apart(names: Mapping[str, str], others: Mapping[str, str]) -> str:
+    return next(a for a, b in zip(names, others, strict=True) if a != b)
+
+
+def _form(tensor: torch.Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+
+
+def _text(value: object) -> str:
+    return repr(value.tolist() if isinstance(value, torch.Tensor) else value)
+
+
+def _is_sharded(optimizer: torch.optim.Optimizer) -> bool:
+    """Each rank has another part of the state."""
+    return "ZeroRedundancyOptimizer" in {kind.__name__ for kind in type(optimizer).__mro__}
+
+
+def _digest_of_state(optimizer: torch.optim.Optimizer) -> str:
+    """Text that is equal where the state of all parameters is, bit for bit."""
+    parts = []
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            for name, value in sorted(optimizer.state.get(parameter, {}).items()):
+                known = digest(value) if isinstance(value, torch.Tensor) else _text(value)
+                parts.append(f"{name}: {known}")
+            parts.append("")
+    return "\n".join(parts)
+
+
+def _hash(facts: Mapping[str, str]) -> bytes:
+    return hashlib.blake2b(repr(list(facts.items())).encode(), digest_size=16).digest()
+
+
+def _gather_bytes(mine: bytes, group: _Group) -> list[bytes]:
+    """Those of all ranks; the same number on each."""
+    shared = torch.tensor(list(mine), dtype=torch.uint8, device=_device(group))
+    values = [torch.empty_like(shared) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(values, shared, group=group)
+    return [bytes(value.tolist()) for value in values]
 
 
 def _without_repeats(tensor: torch.Tensor) -> torch.Tensor:

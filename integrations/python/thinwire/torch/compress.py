@@ -64,9 +64,10 @@ def compress(
       they need the whole mean on every rank, except for topk with inner=False. gather="int4" also
       compresses the gathers of parameters, with a copy of the whole model on every rank, 4 bytes
       per element, under the same memory rule.
-    - Any other module: hooks are registered on its parameters. The parameters are set to those of
-      rank 0 now, and .grad holds the mean of all ranks when backward() returns. With `optimizer`,
-      step() returns at once, and each layer waits for its own means in the next forward pass.
+    - Any other module: hooks are registered on its parameters. The parameters, and the state of
+      `optimizer`, are set to those of rank 0 now, and .grad holds the mean of all ranks when
+      backward() returns. With `optimizer`, step() returns at once, and each layer waits for its own
+      means in the next forward pass.
 
     Args:
         model: its trained parameters are dense and float32, bfloat16 or float16.
@@ -95,6 +96,9 @@ def compress(
     Raises:
         InvalidArgumentError: the model, the codec or an option is not valid, or the model's
             gradients are compressed already.
+        MismatchError: plain modules, optimizers, or their options or those of FSDP2 differ between
+            ranks. The options of connections are compared at the first step.
+        PeerLostError: a rank did not make the call for a plain module, or under FSDP2.
         UnavailableError: the model is on a GPU, and libthinwire_cuda.so is missing.
     """
     check_kind("model", model, torch.nn.Module, "a torch.nn.Module")
@@ -226,7 +230,9 @@ def _hook_on(
         state.close()
         raise InvalidArgumentError(
             f"rank {rank_or_0(group)}: the model has a communication hook already, and DDP takes "
-            f"one; remove that register_comm_hook() call ({error})"
+            "one and never gives it back; remove the register_comm_hook() call, or, after the "
+            "close() of an earlier compress(), wrap the module in a new DistributedDataParallel "
+            f"({error})"
         ) from error
     if ddp:
         follow_joins(state, model)
@@ -269,8 +275,16 @@ def _check_options(
 
 
 def _check_outermost(model: torch.nn.Module) -> None:
-    """InvalidArgumentError if DDP or replicate() reduces the gradients of a part of the model."""
+    """InvalidArgumentError if DDP, replicate() or FSDP1 reduces the gradients of a part of the
+    model."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
     for name, part in model.named_modules():
+        if fsdp is not None and isinstance(part, fsdp.FullyShardedDataParallel):
+            raise InvalidArgumentError(
+                f"compress got a {type(model).__name__} under FullyShardedDataParallel, expected "
+                "one under FSDP2; call torch.distributed.fsdp.fully_shard() on the model in place "
+                "of that wrapper"
+            )
         ddp = isinstance(part, DistributedDataParallel)
         if ddp or private.is_replicated(part):
             wrapper = "DistributedDataParallel" if ddp else "replicate()"

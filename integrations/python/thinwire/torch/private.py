@@ -396,6 +396,13 @@ def replicated_group(module: torch.nn.Module) -> dist.ProcessGroup | None:
     return arguments.get("process_group") if mesh is None else mesh.get_group()
 
 
+def reducing_ddp() -> torch.nn.parallel.DistributedDataParallel | None:
+    """The DDP model whose forward pass is under way, if its backward pass is to reduce gradients.
+    Torch 2.1 to 2.14."""
+    ddp = torch.nn.parallel.DistributedDataParallel._active_ddp_module
+    return ddp if ddp is not None and ddp.require_backward_grad_sync else None
+
+
 def is_replicated(module: torch.nn.Module) -> bool:
     """Return whether torch's composable replicate() was called on the module. Torch 2.1 to 2.14."""
     registry = _get_registry(module)

@@ -14,6 +14,7 @@ from thinwire.errors import InvalidArgumentError, MismatchError
 from thinwire.torch import agree, tensors
 from thinwire.torch.exchange import state_file
 from thinwire.torch.exchange.checkpoint import FORMAT
+from thinwire.torch.group import resolve
 
 
 def gather(mine: Mapping[str, Any], group: dist.ProcessGroup | None) -> dict[str, Any]:
@@ -23,6 +24,12 @@ def gather(mine: Mapping[str, Any], group: dist.ProcessGroup | None) -> dict[str
     All ranks call it with their own dict in `mine`. It gathers one tensor of every rank at a time,
     so it needs little memory in addition to the result. MismatchError if the ranks' models
     differ."""
+    members = resolve(group, "gathered_state_dict")
+    with agree.agreeing("the gathered state", members, "gathered_state_dict()", together=True):
+        return _gather(mine, members)
+
+
+def _gather(mine: Mapping[str, Any], group: dist.ProcessGroup) -> dict[str, Any]:
     heads: list[dict[str, Any] | None] = [None] * dist.get_world_size(group)
     head = {key: value for key, value in mine.items() if key != "residuals"}
     head["residuals"] = _sizes(mine["residuals"])

@@ -13,6 +13,7 @@ from thinwire.arguments import check_kind, wrong
 from thinwire.codec import codec_info
 from thinwire.errors import InvalidArgumentError, warn
 from thinwire.torch import private
+from thinwire.torch.agree import agreeing, check_alike
 from thinwire.torch.exchange.compression import Compression
 from thinwire.torch.exchange.gathered import gather
 from thinwire.torch.exchange.gradient_exchange import GradientExchange
@@ -104,6 +105,10 @@ def compress_shards(
         raise wrong("inner", inner, "True for shards without replicas: nothing else is reduced")
     sharing = _Sharing(inner is not False, replicas)
     warm_up = {"warm_up_steps": warm_up_steps, "warm_up_codec": warm_up_codec}
+    alike = {"inner": inner is not False, "gather": gather, "reference": reference, **warm_up}
+    for members in _groups_of_all(units, replicas):
+        with agreeing("the options", members, "compress()", together=True):
+            check_alike("compress", {name: repr(value) for name, value in alike.items()}, members)
     made = ShardedCompression(units, codec, sharing, gather, kind, feedback, warm_up, options)
     for unit in units:
         made._install(unit)

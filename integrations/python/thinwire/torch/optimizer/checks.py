@@ -56,6 +56,20 @@ def check_reduced(
             )
 
 
+def check_reduced_once(
+    model: torch.nn.Module, names: Names, ddp: torch.nn.parallel.DistributedDataParallel
+) -> None:
+    """DDP does not reduce the gradients of a model that was compressed as a plain module."""
+    for name, parameter in ddp.module.named_parameters():
+        if parameter in names and name not in ddp.parameters_to_ignore:
+            raise InvalidArgumentError(
+                f"compress got a {type(model).__name__} that is a DistributedDataParallel's, whose "
+                f"gradients, such as that of '{names[parameter]}', DDP reduces as well, "
+                "uncompressed; call compress(ddp) on what DistributedDataParallel() returned, and "
+                "not on its module, or leave DistributedDataParallel out"
+            )
+
+
 def check_parameters(optimizer: Optimizer, names: Names) -> None:
     """The optimizer must have exactly the trained parameters of the model."""
     check_own(optimizer, names, "pass the model that they belong to")

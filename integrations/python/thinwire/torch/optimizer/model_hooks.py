@@ -12,6 +12,7 @@ from torch.overrides import TorchFunctionMode
 
 from thinwire.torch import private
 from thinwire.torch.agree import agreeing, from_rank_0
+from thinwire.torch.optimizer import checks
 from thinwire.torch.optimizer.step_pipeline import GradientBucket
 
 _Part = TypeVar("_Part")
@@ -48,6 +49,7 @@ class ModelHooks:
         self._handles = [
             *(p.register_post_accumulate_grad_hook(_weak(on_gradient)) for p in names),
             model.register_state_dict_pre_hook(self._before_state_dict),
+            model.register_forward_pre_hook(self._check_reduced_once),
         ]
         if before_use is not None:
             # These run before the model's own hooks, some of which (weight_norm's) read parameters.
@@ -70,6 +72,13 @@ class ModelHooks:
     def take(self, bucket_of: Mapping[torch.Tensor, GradientBucket]) -> None:
         """Make forward passes wait for these buckets."""
         self._needs = self._order.needs(bucket_of)
+
+    def _check_reduced_once(self, model: torch.nn.Module, _args: Any) -> None:
+        """InvalidArgumentError if DDP, which wraps the model, reduces its gradients as well."""
+        if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+            return
+        if (ddp := private.reducing_ddp()) is not None:
+            checks.check_reduced_once(model, self._names, ddp)
 
     def _before_forward(self, module: torch.nn.Module, _args: Any) -> None:
         private.break_graph(WAITS)
@@ -187,7 +196,7 @@ class ForwardOrder:
             self._watch = _Watch(self._see)
             self._watch.__enter__()
 
-    def _leave(self, module: torch.nn.Module, *_: Any) -> None:
+    def _leave(self, module: torch.nn.Module, _args: Any, output: Any) -> None:
         if self._is_hidden():
             return
         if self._inside:
@@ -195,7 +204,9 @@ class ForwardOrder:
         if module is self._model and self._watch is not None:
             self._watch.__exit__(None, None, None)
             self._watch = None
-            self.stop()
+            # None: the pass has raised, and torch goes through the hooks: the next one is learnt.
+            if output is not None:
+                self.stop()
 
     def _see(self, tensor: torch.Tensor) -> None:
         if tensor in self._waiting and self._inside:

@@ -48,7 +48,9 @@ class ModuleCompression(GradientExchange):
         find_unused_parameters: bool | None = None,
         **options: Any,
     ) -> None:
-        """Created by compress(). Parameters and buffers are set to those of rank 0."""
+        """Created by compress(). Parameters, buffers and the optimizer's state are set to those of
+        rank 0. MismatchError if models, optimizers or options that no connection compares differ
+        between ranks."""
         find_unused = False if find_unused_parameters is None else find_unused_parameters
         check_flag("find_unused_parameters", find_unused)
         self._model, self._optimizer = private.uncompiled(model), optimizer
@@ -78,6 +80,7 @@ class ModuleCompression(GradientExchange):
         self._overlaps = False
         own_step = None if optimizer is None else optimizer.step
         self._pipeline = StepPipeline(optimizer, self, find_unused, own_step)
+        self._find_unused = find_unused
         self._share_replica()
         self._hooks = ModelHooks(
             self._model, self._names, on_gradient=self._on_gradient,
@@ -86,7 +89,12 @@ class ModuleCompression(GradientExchange):
         )  # fmt: skip
 
     def _share_replica(self) -> None:
-        agree.broadcast_replica(self._model, self._group)
+        options = {"find_unused_parameters": self._find_unused, **self._alike()}
+        agree.broadcast_replica(self._model, self._group, self._optimizer, options)
+
+    def _alike(self) -> dict[str, object]:
+        """Further options that are the same on all ranks, by name."""
+        return {}
 
     def _on_gradient(self, parameter: torch.Tensor) -> None:
         if self._accumulating:
@@ -236,6 +244,7 @@ class OptimizedCompression(ModuleCompression):
             )
         checks.check_optimizer(optimizer)
         self._delay: OneStepDelay | None = None
+        self._when = {"delay": delay, "warm_up_steps": warm_up_steps}
         super().__init__(model, codec, optimizer, **options)
         try:
             checks.check_parameters(optimizer, self._names)
@@ -254,6 +263,9 @@ class OptimizedCompression(ModuleCompression):
             optimizer.register_load_state_dict_pre_hook(lambda *_: self.finish()),
             optimizer.register_load_state_dict_post_hook(lambda *_: self._take_over()),
         ]
+
+    def _alike(self) -> dict[str, object]:
+        return self._when
 
     def _take_over(self) -> None:
         """Move momentum out of the param groups that still have it, if the exchange owns it."""

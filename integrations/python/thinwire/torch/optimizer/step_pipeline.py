@@ -69,8 +69,8 @@ class GradientBucket(FlatBucket):
             if version is not None and grad is not None and private.version_of(grad) != version:
                 raise errors.InvalidArgumentError(
                     f"the gradient of '{name}' was changed between backward() and step(), when it "
-                    "had been sent already; call optimizer.synchronize() before clipping or "
-                    "unscaling, or use optimizer.clip_grad_norm_()"
+                    "had been sent already; call synchronize() of what compress() returned before "
+                    "clipping or unscaling, or clip by its clip_grad_norm_()"
                 )
 
     def restart(self, made: int) -> None:

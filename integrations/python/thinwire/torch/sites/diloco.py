@@ -15,7 +15,7 @@ from torch.optim.optimizer import Optimizer
 
 from thinwire import config
 from thinwire.arguments import check_flag, check_kind, is_finite, wrong
-from thinwire.errors import InvalidArgumentError
+from thinwire.errors import InvalidArgumentError, warn
 from thinwire.torch.exchange.rules import DEFAULT, Codec
 from thinwire.torch.sites import secure as secure_sums
 from thinwire.torch.sites.fragments import Fragment, check_apart, outers_of
@@ -138,6 +138,12 @@ class DiLoCo:
                 "outer_optimizer is the inner_optimizer, whose steps would begin rounds within "
                 "rounds; make one of its own, of the same parameters"
             )
+        trained = {p for fragment in self._fragments for p in fragment.parameters.values()}
+        if trained.isdisjoint(p for each in inner_optimizer.param_groups for p in each["params"]):
+            raise InvalidArgumentError(
+                "inner_optimizer has no parameter of the fragments, which would never change; make "
+                "it of the model's parameters, as they are now"
+            )
         self._inner, self._outers = inner_optimizer, list(dict.fromkeys(outers))
         self._delay, self._alpha = fragment_sync_delay, fragment_update_alpha
         self._weight, self._prox, self._decay = weight, prox, decay
@@ -167,6 +173,7 @@ class DiLoCo:
             self._site = Site(members_of_site, self._fragments, settings, alike, anchors=prox > 0)
         self._leads = self._site is None or self._site.leads
         self._round_log = None if round_log is None or not self._leads else RoundLog(round_log)
+        self._idle = inner_optimizer.register_step_post_hook(_warner(type(self).__name__))
 
     # Called by the training loop.
 
@@ -180,6 +187,7 @@ class DiLoCo:
         except BaseException:
             self.close()
             raise
+        self._idle.remove()
         inner = self._inner
         self._hooks = [inner.register_step_post_hook(lambda *_: self._stepped())]
         if self._prox:
@@ -619,6 +627,7 @@ class DiLoCo:
 
     def close(self) -> None:
         """Leave the other members. A second call does nothing."""
+        self._idle.remove()
         self._rounds.close()
         if self._site is not None:
             self._site.close()
@@ -652,6 +661,22 @@ class LocalSGD(DiLoCo):
             raise wrong("model", model, "a module with parameters that are trained")
         outer = torch.optim.SGD(trained, lr=1.0)
         super().__init__(members, [model], optimizer, outer, sync_every, **options)
+
+
+def _warner(name: str) -> Callable[..., None]:
+    """A hook of an optimizer that warns once. It refers to nothing that it would keep alive."""
+    steps: list[None] = []
+
+    def warn_of_idle_step(*_: Any) -> None:
+        if not steps:
+            steps.append(None)
+            warn(
+                f"{name}: inner_optimizer has made a step outside of the with, where nothing is "
+                f"exchanged, so members train apart; write `with {name}(...) as ...:` around the "
+                "training loop"
+            )
+
+    return warn_of_idle_step
 
 
 def _modules(given: object) -> list[torch.nn.Module]:
