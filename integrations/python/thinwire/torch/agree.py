@@ -250,7 +250,8 @@ def broadcast_replica(
 
 
 def facts_of_model(module: torch.nn.Module) -> dict[str, str]:
-    """What replicas have alike, by name, in the order in which they are broadcast."""
+    """Return the facts about a model that are equal on all ranks, by name, in the order of the
+    broadcasts."""
     facts = {}
     for name, parameter in module.named_parameters():
         kind = "trained" if parameter.requires_grad else "frozen"
@@ -263,7 +264,7 @@ def facts_of_model(module: torch.nn.Module) -> dict[str, str]:
 def facts_of_optimizer(
     module: torch.nn.Module, optimizer: torch.optim.Optimizer | None
 ) -> dict[str, str]:
-    """The optimizer's kind, and the options of its groups that change results."""
+    """Return the optimizer's kind, and the options of its groups that change results."""
     if optimizer is None:
         return {"optimizer": "None"}
     facts = {"optimizer": type(optimizer).__name__}
@@ -272,18 +273,23 @@ def facts_of_optimizer(
         members = ", ".join(names.get(parameter, "?") for parameter in group["params"])
         facts[f"optimizer group {number}"] = members
         for option, value in group.items():
-            if option != "params" and option not in _HOW:
+            if option != "params" and option not in _HOW and _has_value(value):
                 facts[f"optimizer group {number} {option}"] = _text(value)
     return facts
 
 
-# Options of torch's optimizers that say how a step is computed, and not which.
+# Options of torch's optimizers that choose an implementation of a step, and not its result.
 _HOW = {"foreach", "fused", "capturable", "differentiable"}
 
 
 def check_alike(call: str, facts: Mapping[str, str], group: _Group) -> None:
-    """MismatchError on every rank, which names the first fact that differs between them. facts:
-    values by name. All ranks call it; alike, it costs 16 bytes a rank."""
+    """Raise a MismatchError on every rank, for the first fact that differs between ranks.
+
+    Args:
+        call: the user's call, for the message.
+        facts: values by name. Equal ones cost 16 bytes per rank.
+        group: the ranks; all of them make the call.
+    """
     if len(set(_gather_bytes(_hash(facts), group))) == 1:
         return
     of_ranks: list[dict[str, str]] = [{}] * dist.get_world_size(group)
@@ -317,13 +323,20 @@ def _text(value: object) -> str:
     return repr(value.tolist() if isinstance(value, torch.Tensor) else value)
 
 
+def _has_value(value: object) -> bool:
+    """Return whether equal values have equal texts. The text of a function has its address."""
+    if isinstance(value, (list, tuple)):
+        return all(map(_has_value, value))
+    return value is None or isinstance(value, (bool, int, float, complex, str, torch.Tensor))
+
+
 def _is_sharded(optimizer: torch.optim.Optimizer) -> bool:
-    """Each rank has another part of the state."""
+    """Return whether each rank has another part of the state."""
     return "ZeroRedundancyOptimizer" in {kind.__name__ for kind in type(optimizer).__mro__}
 
 
 def _digest_of_state(optimizer: torch.optim.Optimizer) -> str:
-    """Text that is equal where the state of all parameters is, bit for bit."""
+    """Return text that is equal if the state of all parameters is, bit for bit."""
     parts = []
     for group in optimizer.param_groups:
         for parameter in group["params"]:
@@ -339,7 +352,7 @@ def _hash(facts: Mapping[str, str]) -> bytes:
 
 
 def _gather_bytes(mine: bytes, group: _Group) -> list[bytes]:
-    """Those of all ranks; the same number on each."""
+    """Return the bytes of all ranks, by rank; every rank has the same number of them."""
     shared = torch.tensor(list(mine), dtype=torch.uint8, device=_device(group))
     values = [torch.empty_like(shared) for _ in range(dist.get_world_size(group))]
     dist.all_gather(values, shared, group=group)
