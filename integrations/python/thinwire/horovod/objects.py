@@ -26,7 +26,6 @@ def broadcast_parameters(
             ranks, in the same order. Values that are not tensors are ignored.
         root_rank: the source rank.
         prefix: of the names in messages.
-        process_set: the ranks that take part.
     """
     named = _named(params)
     check_kind("prefix", prefix, (str, type(None)), "text, or None")
