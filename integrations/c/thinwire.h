@@ -247,11 +247,11 @@ TW_API tw_status tw_encoded_bytes(const char* spec, size_t n, size_t* bytes);
 TW_API tw_status tw_encode(const char* spec, const float* x, size_t n, float* residual, void* out,
                            size_t capacity, size_t* bytes);
 TW_API tw_status tw_decode(const char* spec, const void* in, size_t bytes, float* x, size_t n);
-/* Decodes and averages the updates of `count` members: x = factors[0] * in[0] + factors[1] * in[1]
- * + ..., each product and each sum rounded to fp32, in this order. in[m] has `bytes` bytes: shards
- * of `shard` elements one after another, of which the last may be shorter. Adds to the
- * 2 * count + 1 `products`: the sum of squares of each in[m], the inner product of each in[m] and
- * x, and the sum of squares of x, in fp64, with the same bits on every CPU. After a malformed shard
+/* Decodes and averages the updates of `count` members: x = factors[0] * in[0] + factors[1] *
+ * in[1] + ..., each product and each sum rounded to fp32, in this order. in[m] has `bytes` bytes:
+ * shards of `shard` elements one after another, of which the last may be shorter. Adds to the
+ * 2 * count + 1 `products` the sum of squares of each in[m], the inner product of each in[m] and x,
+ * and the sum of squares of x, in fp64, with the same bits on every CPU. After a malformed shard
  * the contents of x are unspecified. */
 TW_API tw_status tw_decode_mean(const char* spec, const void* const* in, size_t bytes,
                                 const float* factors, size_t count, size_t shard, float* x,
