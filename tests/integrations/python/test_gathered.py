@@ -163,6 +163,7 @@ def test_residuals_are_loaded_before_the_first_call(tmp_path):
 
 def on_rank_0_alone(rank: int):
     group = dist.new_group(timeout=datetime.timedelta(seconds=1))
+    dist.barrier(group)  # both are connected before rank 1 ends
     residuals = NamedResiduals(group)
     if rank == 0:
         residuals.gathered_state_dict()
