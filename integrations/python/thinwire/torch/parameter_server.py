@@ -148,7 +148,8 @@ class ParameterServerOptimizer:
         """
         pushed, self._pushed = self._pushed, {}
         for name, (gradient, version) in pushed.items():
-            if self._parameters[name].grad is not gradient or private.version(gradient) != version:
+            same = self._parameters[name].grad is gradient
+            if not same or private.version_of(gradient) != version:
                 raise InvalidArgumentError(
                     f"the gradient of '{name}' has changed since backward() pushed it; make the "
                     "optimizer with overlap=False, so that step() pushes"
@@ -295,7 +296,7 @@ class ParameterServerOptimizer:
         self._push(name, parameter)
         gradient = parameter.grad
         assert gradient is not None
-        self._pushed[name] = gradient, private.version(gradient)
+        self._pushed[name] = gradient, private.version_of(gradient)
 
     def _push(self, name: str, parameter: torch.Tensor) -> None:
         gradient, priority = parameter.grad, self._priorities[name]

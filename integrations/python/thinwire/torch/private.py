@@ -505,12 +505,6 @@ def fail_future(future: torch.futures.Future, error: Error) -> None:
     """Complete a future so that its wait(), its value() and its use by DDP raise `error`.
 
     Future.set_exception would lose the error's type in DDP. torch's own RPC uses
-    Future._set_unwrap_func to raise typed errors from wait(); torch 2.1 to 2.13 have it."""
+    Future._set_unwrap_func to raise typed errors from wait(); torch 2.13 and 2.14 have it."""
     future._set_unwrap_func(_Failure.throw)
     future.set_result(_Failure(error))
-
-
-def version(tensor: torch.Tensor) -> int:
-    """Return a number that grows with each in-place change of the tensor's values; autograd keeps
-    it to find such changes. Torch 2.13 and 2.14."""
-    return tensor._version
