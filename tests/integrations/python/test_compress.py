@@ -499,21 +499,6 @@ def test_an_error_of_the_first_forward_pass_is_the_programs_own(optimized):
     run(first_pass_raises, optimized, world=1)
 
 
-def clipped_early(rank: int):
-    model = make_mlp()
-    optimizer = sgd(model)
-    tw.compress(model, "int4", optimizer=optimizer)
-    loss_of(model, data(0, rank)).backward()
-    torch.nn.utils.clip_grad_norm_(model.parameters(), 0.01)
-    optimizer.step()
-
-
-def test_clipping_of_gradients_on_their_way_names_the_call_to_make_before():
-    for outcome in outcomes_of(clipped_early):
-        assert outcome.error == "InvalidArgumentError"
-        assert "call synchronize() of what compress() returned before clipp" in outcome.message
-
-
 def on_one_rank(rank: int):
     group = torch.distributed.new_group(timeout=datetime.timedelta(seconds=1))
     if rank == 0:

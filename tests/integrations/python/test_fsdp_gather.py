@@ -302,7 +302,7 @@ def refused(_: int):
 def test_wrong_arguments_are_refused():
     run(refused)
     for outcome in outcomes_of(disagreed):
-        assert outcome.error == "MismatchError" and "reference is " in outcome.message
+        assert outcome.error == "MismatchError" and "got reference 'bf16' on" in outcome.message
 
 
 def deserted(rank: int):

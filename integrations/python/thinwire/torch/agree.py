@@ -88,26 +88,29 @@ class _RollCall:
 
     def all_came(self, timeout_s: float) -> bool:
         """Wait until all ranks have reached the block. Return False after timeout_s seconds."""
-        if self._store is None:
+        store = self._store
+        if store is None:
             return True
         all_here: list[bool] = []
         # A daemon thread, because torch waits without end for a store whose process is stopped.
-        wait = threading.Thread(target=lambda: all_here.append(self._wait(timeout_s)), daemon=True)
+        wait = threading.Thread(
+            target=lambda: all_here.append(self._wait(store, timeout_s)), daemon=True
+        )
         wait.start()
         wait.join(timeout_s + _ROLL_CALL_S)
         return bool(all_here) and all_here[0]
 
-    def _wait(self, timeout_s: float) -> bool:
+    def _wait(self, store: TorchStore, timeout_s: float) -> bool:
         """Rank 0 looks for the marks of all others, which look for one mark of rank 0, so that the
         number of requests grows with the ranks, and not with their square."""
         end = time.monotonic() + timeout_s
         try:
             with private.in_torch():
                 for rank in range(1, self._size) if self._rank == 0 else ():
-                    poll(self._store.has, f"came/{rank}", end - time.monotonic())
+                    poll(store.has, f"came/{rank}", end - time.monotonic())
                 if self._rank == 0:
-                    self._store.set("all came", b"1")
-                poll(self._store.has, "all came", end - time.monotonic())
+                    store.set("all came", b"1")
+                poll(store.has, "all came", end - time.monotonic())
         except (RuntimeError, TimeoutError):
             return False
         return True
@@ -238,7 +241,7 @@ def broadcast_replica(
         MismatchError: on every rank, if something differs that must be the same.
         PeerLostError: a rank was lost, or did not make the call.
     """
-    facts = facts_of_model(module) | facts_of_optimizer(module, optimizer)
+    facts = _facts_of_model(module) | _facts_of_optimizer(module, optimizer)
     facts |= {name: repr(value) for name, value in (options or {}).items()}
     with agreeing("the same replica", group, "compress()", together=True):
         check_alike("compress", facts, group)
@@ -249,7 +252,7 @@ def broadcast_replica(
                 replica_from_rank(0, None, optimizer, group)
 
 
-def facts_of_model(module: torch.nn.Module) -> dict[str, str]:
+def _facts_of_model(module: torch.nn.Module) -> dict[str, str]:
     """Return the facts about a model that are equal on all ranks, by name, in the order of the
     broadcasts."""
     facts = {}
@@ -261,7 +264,7 @@ def facts_of_model(module: torch.nn.Module) -> dict[str, str]:
     return facts
 
 
-def facts_of_optimizer(
+def _facts_of_optimizer(
     module: torch.nn.Module, optimizer: torch.optim.Optimizer | None
 ) -> dict[str, str]:
     """Return the optimizer's kind, and the options of its groups that change results."""
