@@ -17,7 +17,7 @@ def train():
     )
     tw.compress(model, codec="int4")  # thinwire
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    torch.manual_seed(100 + ray.train.get_context().get_world_rank())  # other data on every rank
+    torch.manual_seed(100 + ray.train.get_context().get_world_rank())  # different data on each rank
     for _ in range(100):
         x = torch.randn(64, 256)
         loss = (model(x) - x[:, :8].sum(1, keepdim=True) / 8**0.5).square().mean()

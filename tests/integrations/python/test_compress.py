@@ -456,6 +456,27 @@ def test_an_optimizers_state_becomes_that_of_rank_0():
     assert len(set(run(trained_apart))) == 1
 
 
+def one_after_the_other(rank: int, optimized: bool):
+    """As a notebook's cell that is run again. Returns how many models are left, by cell."""
+    gc.disable()
+    models, left = [], []
+    for _ in range(4):
+        model = make_mlp()
+        optimizer = sgd(model)
+        made = tw.compress(model, "int4", **({"optimizer": optimizer} if optimized else {}))
+        train(model, optimizer, rank, steps=2)
+        models.append(weakref.ref(model))
+        left.append(sum(former() is not None for former in models))
+    made.close()
+    return left
+
+
+@pytest.mark.parametrize("optimized", [False, True])
+def test_models_that_a_program_has_dropped_are_freed(optimized):
+    # `made` is the former one's until compress() returns, so two are left.
+    assert run(one_after_the_other, optimized) == [[1, 2, 2, 2]] * 2
+
+
 def under_ddp(rank: int, optimized: bool):
     model = make_mlp()
     ddp, optimizer = DistributedDataParallel(model), sgd(model)

@@ -151,7 +151,7 @@ class _RollCall:
         return self._store is not None and self._store.has(f"{mark}/{rank}")
 
 
-_COME_S = 30.0  # where torch does not tell a group's timeout
+_COME_S = 30.0  # for a group whose timeout torch does not tell
 _agreements: weakref.WeakKeyDictionary[dist.ProcessGroup, int] = weakref.WeakKeyDictionary()
 
 

@@ -397,8 +397,8 @@ def replicated_group(module: torch.nn.Module) -> dist.ProcessGroup | None:
 
 
 def reducing_ddp() -> torch.nn.parallel.DistributedDataParallel | None:
-    """The DDP model whose forward pass is under way, if its backward pass is to reduce gradients.
-    Torch 2.1 to 2.14."""
+    """Return the DDP model whose forward pass is under way, or None if there is none, or if its
+    backward pass will not reduce gradients. Torch 2.1 to 2.14."""
     ddp = torch.nn.parallel.DistributedDataParallel._active_ddp_module
     return ddp if ddp is not None and ddp.require_backward_grad_sync else None
 

@@ -59,7 +59,8 @@ def check_reduced(
 def check_reduced_once(
     model: torch.nn.Module, names: Names, ddp: torch.nn.parallel.DistributedDataParallel
 ) -> None:
-    """DDP does not reduce the gradients of a model that was compressed as a plain module."""
+    """Raise InvalidArgumentError if DDP reduces gradients of a model that was compressed as a plain
+    module."""
     for name, parameter in ddp.module.named_parameters():
         if parameter in names and name not in ddp.parameters_to_ignore:
             raise InvalidArgumentError(

@@ -74,7 +74,7 @@ class ModelHooks:
         self._needs = self._order.needs(bucket_of)
 
     def _check_reduced_once(self, model: torch.nn.Module, _args: Any) -> None:
-        """InvalidArgumentError if DDP, which wraps the model, reduces its gradients as well."""
+        """Raise InvalidArgumentError if DDP wraps the model and reduces its gradients, too."""
         if torch.compiler.is_compiling() or not torch.is_grad_enabled():
             return
         if (ddp := private.reducing_ddp()) is not None:
@@ -204,7 +204,7 @@ class ForwardOrder:
         if module is self._model and self._watch is not None:
             self._watch.__exit__(None, None, None)
             self._watch = None
-            # None: the pass has raised, and torch goes through the hooks: the next one is learnt.
+            # None: the pass has raised, and torch still calls the hooks; learn from the next pass.
             if output is not None:
                 self.stop()
 

@@ -664,7 +664,8 @@ class LocalSGD(DiLoCo):
 
 
 def _warner(name: str) -> Callable[..., None]:
-    """A hook of an optimizer that warns once. It refers to nothing that it would keep alive."""
+    """Return a hook for an optimizer's steps that warns once. It holds no reference to an object
+    that it would keep alive."""
     steps: list[None] = []
 
     def warn_of_idle_step(*_: Any) -> None:
