@@ -456,14 +456,14 @@ def test_an_optimizers_state_becomes_that_of_rank_0():
     assert len(set(run(trained_apart))) == 1
 
 
-def one_after_the_other(rank: int, optimized: bool):
+def one_after_the_other(rank: int, way: str):
     """As a notebook's cell that is run again. Returns how many models are left, by cell."""
     gc.disable()
     models, left = [], []
     for _ in range(4):
-        model = make_mlp()
+        model = fully_shard(make_mlp()) if way == "fsdp2" else make_mlp()
         optimizer = sgd(model)
-        made = tw.compress(model, "int4", **({"optimizer": optimizer} if optimized else {}))
+        made = tw.compress(model, "int4", **({"optimizer": optimizer} if way == "steps" else {}))
         train(model, optimizer, rank, steps=2)
         models.append(weakref.ref(model))
         left.append(sum(former() is not None for former in models))
@@ -471,10 +471,10 @@ def one_after_the_other(rank: int, optimized: bool):
     return left
 
 
-@pytest.mark.parametrize("optimized", [False, True])
-def test_models_that_a_program_has_dropped_are_freed(optimized):
+@pytest.mark.parametrize("way", ["plain", "steps", "fsdp2"])
+def test_models_that_a_program_has_dropped_are_freed(way):
     # `made` is the former one's until compress() returns, so two are left.
-    assert run(one_after_the_other, optimized) == [[1, 2, 2, 2]] * 2
+    assert run(one_after_the_other, way) == [[1, 2, 2, 2]] * 2
 
 
 def under_ddp(rank: int, optimized: bool):

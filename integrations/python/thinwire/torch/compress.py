@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import weakref
 from collections.abc import Mapping
@@ -119,6 +120,9 @@ def compress(
                 "compress: gradients on a GPU go over TCP, by way of the host; where ranks share a "
                 "machine or a fast network, transport='auto' takes NCCL or shared memory"
             )
+    # A compressed model and its hooks refer to each other. Without this, a program that makes one
+    # after the other keeps the threads, connections and residuals of former ones for long.
+    gc.collect()
     settings: Any = {name: value for name, value in options.items() if value is not None}
     if sharded:  # its units are marked until close()
         if process_group is not None:

@@ -8,7 +8,6 @@ Training", arXiv 1905.03960: input layers are needed first, so their chunks go f
 from __future__ import annotations
 
 import contextlib
-import gc
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -59,9 +58,6 @@ class ModuleCompression(GradientExchange):
         self._names = trained_names(model)
         checks.check_trained(model, self._names)
         tensors.check_replica(self._model, rank_or_0(process_group))
-        # A compressed model and its hooks refer to each other. Without this, a program that makes
-        # one after the other keeps the threads, connections and residuals of former ones for long.
-        gc.collect()
         super().__init__(
             codec,
             process_group,
