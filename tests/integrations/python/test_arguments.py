@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import numpy
 import pytest
 import thinwire
 import torch
@@ -71,7 +72,7 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     "no state": (hook_without_state, "hook got a NoneType.*expected a State"),
     "encode's spec": (lambda: thinwire.encode(4, ones), "spec: expected a codec's spec.*got 4"),
     "decode's spec": (lambda: thinwire.decode(4, b"", 1), "spec: expected a codec's spec.*got 4"),
-    "decode's n": (lambda: thinwire.decode("int4", b"", "a"), "n: expected .*'a'"),
+    "decode's n": (lambda: thinwire.decode("int4", b"", "a"), "n is 'a', expected a whole number"),
     "decode's data": (lambda: thinwire.decode("int4", 5, 1), "data: expected bytes.*int"),
     "names=[]": (lambda: State(names=["a"]), "names is a list, expected a dict"),
     "names' keys": (lambda: State(names={"a": ones}), "names has str"),
@@ -90,6 +91,8 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
         "residuals for 'a' are no tensors",
     ),
     "parameters": (lambda: GradientExchange(parameters=["a"]), "parameters is .*element counts"),
+    "n=int64": (lambda: thinwire.encoded_bytes("int4", numpy.int64(8)), "expected a whole number"),
+    "n=True": (lambda: thinwire.encoded_bytes("int4", True), "n is True, expected a whole number"),
     "spec NUL": (lambda: thinwire.codec_info("int4\0"), "spec such as"),
 }  # fmt: skip
 
