@@ -1,22 +1,22 @@
-# Every target does its own set-up; run again, the set-up is quick.
+# Every target does its own set-up, which is quick if it was done before.
 SHELL := /bin/bash
 PYTHON := .venv/bin/python
 export PYTHONPATH := $(CURDIR)/integrations/python:$(CURDIR)
 export THINWIRE_LIBRARY := $(CURDIR)/build/integrations/c/libthinwire.so
 JOBS ?= $(shell nproc)
-# Tests mostly wait for one another's messages and deadlines, so three at a time fit on two cores;
-# pytest's start processes of their own.
+# Tests mostly wait for messages and deadlines, so three at a time fit on two cores; those of pytest
+# start more processes.
 TEST_JOBS ?= 3
 PYTEST_JOBS ?= 3
-# A worker that dies is a failure with its test's name; one that took its place would be awaited for good.
+# A worker that dies fails its test by name. No worker is restarted: pytest would wait for it forever.
 PYTEST = $(PYTHON) -m pytest -q -n $(PYTEST_JOBS) --dist loadgroup --max-worker-restart 0 --durations 20
 
-# ccache, where it is installed, also serves the builds of other checkouts.
+# If ccache is installed, the builds of all checkouts share it.
 ifneq ($(shell command -v ccache),)
 export CMAKE_C_COMPILER_LAUNCHER ?= ccache
 export CMAKE_CXX_COMPILER_LAUNCHER ?= ccache
 export CMAKE_CUDA_COMPILER_LAUNCHER ?= ccache
-# Without it ccache takes nothing that uses a precompiled header.
+# Without this ccache does not cache files that use a precompiled header.
 export CCACHE_SLOPPINESS ?= pch_defines,time_macros
 endif
 
@@ -60,17 +60,17 @@ build: setup
 	@cmake --preset release > build/configure.log || { cat build/configure.log; exit 1; }
 	@cmake --build --preset release -j $(JOBS)
 
-# Everything but what is marked slow: SLOW in tests/*/CMakeLists.txt, pytest.mark.slow in Python.
+# All tests except those marked slow: SLOW in tests/*/CMakeLists.txt, pytest.mark.slow in Python.
 check: build
 	@ctest --preset check --output-on-failure -j $(TEST_JOBS)
 	@$(PYTEST) -m "not slow" tests
 
-# make test runs a dozen steps of each, and those by nodes on threads.
+# make test runs a dozen steps of each, and stands threads in for nodes.
 replicas: build
 	@THINWIRE_TEST_STEPS=1000 build/tests/schedule/replica_test --gtest_filter='All*'
 	@tests/nodes/replicas.sh
 
-# The library alone, in the folder where `make build` goes on. A folder that has tests keeps them.
+# Builds only the library, in the folder that `make build` also uses. If tests are configured there, they stay.
 demo:
 	@echo "make demo: less than five minutes on two cores of a fresh machine: packages 1, the library 2, training 1.5."
 	@scripts/setup.sh library
@@ -85,9 +85,9 @@ library:
 	@[ -f build/CMakeCache.txt ] || cmake --preset library > build/configure.log || { cat build/configure.log; exit 1; }
 	@cmake --build --preset library -j $(JOBS)
 
-# pip mostly waits for downloads, and tests for one another, so what needs the processors is built beside them: the
-# library beside pip, and at a low priority the sanitizers' programs beside the suites, which come one after another.
-# `make test ALSO=docs` builds the documentation beside the last suites.
+# pip mostly waits for downloads, and tests for messages, so builds run at the same time: the library is built during
+# pip, and the sanitizers' programs, at a low priority, during the suites, which run one after another.
+# `make test ALSO=docs` builds the documentation during the last suites.
 test: packages
 	@$(MAKE) --no-print-directory -j3 trainers thread-safety build
 	@$(MAKE) --no-print-directory -j3 IN_TURN=1 test-python test-cpp test-trainers test-asan test-tsan test-neon $(ALSO)
@@ -115,12 +115,12 @@ build-asan build-tsan: build-%: setup
 	@cmake --preset $* > build/configure-$*.log || { cat build/configure-$*.log; exit 1; }
 	@nice -n 19 cmake --build --preset $* -j $(JOBS)
 
-# The thread sanitizer needs the address-space layout that setarch -R gives. Gloo is not built with
-# it, so the tests of schedule and in_process run, and those over Gloo do in `make tsan-gloo`.
+# The thread sanitizer needs the address-space layout that setarch -R gives. Debian's Gloo is not built
+# with the sanitizer, so the tests over Gloo run in `make tsan-gloo` and not here.
 test-tsan: build-tsan
 	@setarch $$(uname -m) -R ctest --preset tsan --output-on-failure -j $(TEST_JOBS)
 
-# Gloo's sources come from its repository, or from GLOO_REPOSITORY.
+# Clones Gloo from GLOO_REPOSITORY, by default Gloo's own repository.
 tsan-gloo: build-tsan
 	@JOBS=$(JOBS) scripts/tsan_gloo.sh
 
@@ -128,8 +128,8 @@ test-python: build
 	@$(PYTEST) tests
 
 # The part of test-frameworks that `make test` runs: Lightning, Accelerate and transformers, but not the twins
-# without thinwire, and Open MPI by test-python, which also runs the examples that need torch alone. Downloads
-# that fail or take too long leave it out.
+# without thinwire. test-python uses Open MPI, and runs the examples that need only torch. If downloads fail or
+# take too long, this part is skipped.
 TRAINERS_SETUP = timeout 300 scripts/frameworks_setup.sh trainers > build/trainers.log 2>&1
 trainers: venv
 	@$(TRAINERS_SETUP) || true
@@ -141,18 +141,18 @@ test-trainers: build
 	    tests/integrations/python/test_examples.py; else \
 	  echo "skipped Lightning, Accelerate and transformers, which are not to be had: build/trainers.log"; fi
 
-# Not in CI: the newest comes with its CUDA packages.
+# Not in CI: the newest torch requires CUDA packages of several GB.
 TORCH_VERSIONS ?= 2.13.0 2.14.1
 test-torch: build
 	@scripts/test_torch.sh $(TORCH_VERSIONS)
 
-# With all frameworks and launchers, which it installs, Python packages beside .venv.
+# Installs and tests all frameworks and launchers; their Python packages stay out of .venv.
 test-frameworks: build
 	@scripts/frameworks_setup.sh trainers others
 	@scripts/install.sh slurmctld slurmd slurm-client openmpi-bin mpich
 	@scripts/frameworks.sh tests/frameworks tests/integrations/python/test_examples.py
 
-# Faults in full; make soak SOAK_MINUTES=1 takes ten minutes. `make test` has a short part.
+# All fault tests; make soak SOAK_MINUTES=1 takes ten minutes. `make test` runs a short part of them.
 SOAK_MINUTES ?= 30
 soak: build
 	@$(PYTHON) tests/faults/matrix.py
@@ -161,19 +161,19 @@ soak: build
 	@scripts/frameworks_setup.sh trainers others
 	@build/frameworks/bin/python tests/faults/sites_soak.py --over lighthouse
 
-# A folder, and a tar of it, for a machine with an NVIDIA driver and nothing else.
+# Makes a folder, and a tar of it, for a machine that has only an NVIDIA driver.
 gpu-pack: build
 	@scripts/gpu_pack.sh
 
-# In an empty root it must start, and end at the missing GPU.
+# In an empty root the pack must start, and fail because there is no GPU.
 gpu-pack-check: gpu-pack
 	@scripts/gpu_pack_check.sh
 
-# On a machine with a GPU: what the tests skip elsewhere, and how fast the kernels are.
+# For a machine with a GPU: runs the tests that are skipped elsewhere, and measures the kernels.
 gpu: gpu-pack
 	@OUT=build/gpu PYTHON=$(PYTHON) build/gpu-pack/run.sh
 
-# The codecs alone: bytes on NEON are those of x86.
+# Tests only the codecs: on NEON they must give the same bytes as on x86.
 neon: packages
 	@JOBS=$(JOBS) scripts/neon.sh
 
@@ -181,7 +181,7 @@ test-neon: packages
 	@if scripts/aarch64_root.sh > build/aarch64-root.log 2>&1; then JOBS=$(JOBS) nice -n 19 scripts/neon.sh; else \
 	  echo "skipped the codecs on 64-bit ARM, whose packages are not to be had: build/aarch64-root.log"; fi
 
-# make test runs the same targets over their corpora and over mutations of these.
+# make test runs the same fuzz targets over their corpora and over mutations of these.
 fuzz: setup
 	@JOBS=$(JOBS) scripts/fuzz.sh
 
@@ -201,7 +201,7 @@ bench-sites: build
 	@VENV=peers/flwr scripts/frameworks_setup.sh flwr
 	@build/frameworks/bin/python -m bench.sites $(ARGS)
 
-# Resumes where it was stopped; make accuracy ARGS=--short takes a minute, and
+# Resumes after an interruption; make accuracy ARGS=--short takes a minute, and
 # ARGS="--steps_part 8 --batch_part 4 --choices 1" shortens every run.
 accuracy: build
 	@$(PYTHON) -m bench.accuracy.run --out build/accuracy $(ARGS)

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-# Bytes of an element on the wire of the ways that are not ours.
+# Bytes of an element on the wire, for the ways without thinwire.
 _ELEMENT_BYTES = {"plain": 4, "bf16": 2}
 WAYS = (
     "plain", "bf16", "int8", "int4", "adaptive", "onebit", "topk:density=0.01,masking=0",
@@ -23,13 +23,13 @@ def bf16_hook(
     return sent.then(lambda done: buffer.copy_(done.value()[0]).div_(group.size()))
 
 
-bf16_hook.__annotations__ = {}  # DDP wants types there, and this file postpones them
+bf16_hook.__annotations__ = {}  # DDP requires types there, but in this file they are strings
 
 
 class Exchange:
     """Makes a DDP model exchange its gradients in one way: "plain" (DDP's own), "bf16" (the hook
     above, on Gloo), or a codec of thinwire. `optimizer`: SGD, whose momentum moves into the
-    exchange where the way needs it."""
+    exchange if the way requires it."""
 
     def __init__(self, ddp: DistributedDataParallel, way: str, optimizer: torch.optim.SGD) -> None:
         self._state = None
@@ -42,8 +42,8 @@ class Exchange:
             self._state = thinwire.torch.compress(ddp, codec=way, optimizer=optimizer)
 
     def bytes_sent(self, steps: int) -> tuple[int, int]:
-        """(raw, wire) bytes that this rank has sent in `steps` steps. raw: of a ring of fp32; wire:
-        measured if the codec is ours, else those of a ring of its elements."""
+        """(raw, wire) bytes that this rank has sent in `steps` steps. raw: with a ring in fp32;
+        wire: measured for thinwire's codecs, else computed for a ring with the way's elements."""
         if self._state is not None:
             stats = self._state.stats()
             return stats["raw_bytes"], stats["wire_bytes"]

@@ -30,7 +30,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def main() -> int:
-    """The exit status. Without root, it starts over in namespaces where we are, if it may."""
+    """Return the exit status. Without root, run again as root of a user namespace if allowed."""
     arguments = _arguments()
     lab.check_link(arguments.link)
     if arguments.link != lab.LOOPBACK:

@@ -27,14 +27,14 @@ from demo.exchange import Exchange
 
 _WIDTH = 1024
 _MOMENTUM = 0.9
-_WARM_UP = 20  # steps that the median does not see: DDP rebuilds its buckets, links open up
-_TAIL = 100  # steps that the training loss is the mean of
+_WARM_UP = 20  # steps not in the median: DDP rebuilds its buckets, connections speed up
+_TAIL = 100  # last steps, whose mean is the training loss
 
 
 @dataclass(frozen=True)
 class Recipe:
     epochs: int
-    batch: int  # of one rank
+    batch: int  # images per rank and step
     rate: float  # learning rate at the start
     seed: int
 
@@ -64,7 +64,7 @@ def batches(images: int, recipe: Recipe):
 
 
 def train(way: str, images: data.Images, recipe: Recipe) -> dict[str, Any]:
-    """Trains from the seed; one row of the report, but for what needs the other rows."""
+    """Train from the seed; return a row of the report, except the cells that need other rows."""
     torch.manual_seed(recipe.seed)
     model = make_model()
     ddp = DistributedDataParallel(model)
@@ -120,7 +120,7 @@ def table_head() -> str:
 
 
 def table_line(row: dict[str, Any], first: dict[str, Any]) -> str:
-    """A way's line; accuracy, from the second line on, as a difference to the first way's."""
+    """A way's line; after the first line, accuracy is the difference to the first way's."""
     accuracy = row["accuracy"]
     cells = [
         f"{accuracy:.1f} %" if row is first else f"{accuracy - first['accuracy']:+.1f}",

@@ -1,4 +1,4 @@
-"""The site of `make docs`: Sphinx reads the project's Markdown pages where they lie."""
+"""Sphinx's settings for `make docs`: it reads the project's Markdown pages in place."""
 
 import pathlib
 
@@ -7,7 +7,7 @@ ROOT = pathlib.Path(__file__).parent.parent
 project = "thinwire"
 author = "the thinwire authors"
 root_doc = "docs/README"
-# Decisions, raw results and what only contributors need stay in the repository.
+# Decisions, raw results and pages for contributors are only in the repository.
 include_patterns = [
     *("README.md", "SECURITY.md", "compress/FORMAT.md", "docs/README.md"),
     *("docs/tutorial/*.md", "docs/how-to/*.md", "docs/reference/*.md", "docs/explanation/*.md"),
@@ -24,12 +24,12 @@ extensions = [
 myst_fence_as_directive = ["mermaid"]
 myst_heading_anchors = 4
 suppress_warnings = [
-    "misc.highlighting_failure",  # FORMAT.md's examples are of no language
+    "misc.highlighting_failure",  # FORMAT.md's examples have no language
     "duplicate_declaration.c",  # tw_options_init is a function and a macro
     "myst.xref_missing",  # files off the site; tests/test_docs.py checks all links
 ]
 
-breathe_projects = {"thinwire": str(ROOT / "build/docs/doxygen/xml")}  # of scripts/docs.sh
+breathe_projects = {"thinwire": str(ROOT / "build/docs/doxygen/xml")}  # written by scripts/docs.sh
 breathe_default_project = "thinwire"
 breathe_domain_by_extension = {"h": "c"}
 
@@ -40,7 +40,7 @@ napoleon_numpy_docstring = False
 html_theme = "furo"
 html_title = "thinwire"
 
-# The table of contents is the site's alone: on its own the front page has a table of links.
+# Only the site has this table of contents; in the repository the front page has a table of links.
 CONTENTS = """
 ```{toctree}
 :hidden:

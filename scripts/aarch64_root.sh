@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# The compiler, qemu, and in build-aarch64/root the libraries for 64-bit ARM, with a Python.
+# Installs a cross compiler and qemu, and unpacks libraries and a Python for 64-bit ARM into build-aarch64/root.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 scripts/install.sh cmake ninja-build pkg-config qemu-user-static g++-aarch64-linux-gnu
-# Not as arm64 packages of this machine: libgloo-dev and libisal-dev exist once on a machine.
+# Unpacked, not installed: a machine can have libgloo-dev and libisal-dev for only one architecture.
 scripts/debian_root.sh arm64 build-aarch64/root libgloo-dev libucx-dev libssl-dev libisal-dev libabsl-dev \
   libhwy-dev libgtest-dev python3
-# Headers of one architecture, where the cross compiler looks too.
+# Copies the architecture's headers to where the cross compiler looks too.
 cp -a build-aarch64/root/usr/include/aarch64-linux-gnu/. build-aarch64/root/usr/include/
-# Debian's file for CMake names Gloo's library by its absolute path.
+# Debian's CMake file names Gloo's library by its absolute path.
 sed -i 's|"/usr/lib/|"${_IMPORT_PREFIX}/lib/|' build-aarch64/root/usr/share/cmake/Gloo/GlooTargets-*.cmake

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# bench.sh [--quick]: every benchmark of this version, or those of the main table; JSON in build/bench/
+# bench.sh [--quick]: runs every benchmark, or with --quick those of the main table; writes JSON to build/bench/
 set -euo pipefail
 cd "$(dirname "$0")/.."
 bench() { .venv/bin/python -m bench "$@" || echo "skipped: see above"; }

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The documentation as a site: build/docs/html. A broken internal link is an error.
+# Builds the documentation as a site in build/docs/html. A broken internal link is an error.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -8,7 +8,7 @@ scripts/venv.sh docs/requirements.txt docs
 
 out=build/docs
 mkdir -p "$out"
-# The header's plain comments become Doxygen's: before a declaration, and behind a member.
+# Writes the header and its comments as XML: docs/Doxyfile.
 (
   cat docs/Doxyfile
   echo "OUTPUT_DIRECTORY = $out/doxygen"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# frameworks_setup.sh NAME...: build/frameworks, or build/$VENV, an environment with what tests/frameworks/NAME.txt
-# pin. It sees the project's packages by a .pth file, and what it needs besides stays out of .venv.
+# frameworks_setup.sh NAME...: makes an environment, build/frameworks or build/$VENV, with the packages that
+# tests/frameworks/NAME.txt pin. A .pth file adds the packages of .venv, which itself is not changed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 venv=build/${VENV:-frameworks}

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# libFuzzer on every target of tests/fuzz (or those of FUZZ_TARGETS), FUZZ_SECONDS each (60), from the
-# committed corpora. What a target finds beyond them stays in build-fuzz/found; an input that breaks a promise ends the run, and
-# its file is named. `scripts/fuzz.sh --keep` takes what adds coverage into the committed corpora.
+# Runs libFuzzer on every target of tests/fuzz (or those in FUZZ_TARGETS), each for FUZZ_SECONDS (60),
+# from the committed corpora. New inputs are kept in build-fuzz/found. An input that fails a check ends the
+# run, which prints the input's file name. `--keep` adds inputs with new coverage to the committed corpora.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 scripts/install.sh clang libclang-rt-14-dev

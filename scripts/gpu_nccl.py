@@ -4,10 +4,10 @@
 
 Writes "VERSION PATH" to FILE, and prints it. The copy is the one that THINWIRE_NCCL_LIB names, else
 the one that torch has loaded, else that of the wheel nvidia-nccl, else the dynamic linker's. Two
-copies in one process do not go together, so no other one may be tested.
+copies do not work in one process, so the tests must use this one.
 
 Exit 0: found, or the last line begins with "absent" because this torch has no CUDA. Exit 1: torch
-has CUDA and there is no NCCL that works: a fault of the machine or of the search."""
+has CUDA, but no working NCCL was found: an error of the machine or of the search."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FILE_NAME = "libnccl.so.2"
 
 
 def loaded_copy() -> str | None:
-    """The file that this process has loaded."""
+    """The path of the libnccl that this process has loaded."""
     for line in Path("/proc/self/maps").read_text().splitlines():
         *_, path = line.split(maxsplit=5)
         if Path(path).name.startswith(FILE_NAME):
@@ -28,7 +28,7 @@ def loaded_copy() -> str | None:
 
 
 def copy_of_wheel() -> str | None:
-    """The file of the wheel nvidia-nccl-cu12, -cu13 and so on."""
+    """The path of the libnccl in the wheel nvidia-nccl-cu12, -cu13 and so on."""
     for wheel in importlib.metadata.distributions():
         if not (wheel.metadata["Name"] or "").startswith("nvidia-nccl"):
             continue
@@ -40,7 +40,7 @@ def copy_of_wheel() -> str | None:
 
 
 def main(target: str) -> int:
-    import torch  # first: it loads the copy that everything else has to use
+    import torch  # first: it loads the copy that everything else must use
     from thinwire import _library, config, errors
 
     cuda = torch.version.cuda
@@ -53,7 +53,7 @@ def main(target: str) -> int:
     except errors.UnavailableError as error:
         print(f"torch is built for CUDA {cuda}, but {error}")
         return 1
-    # The linker's copy has a path from now on.
+    # The path of the linker's copy is known once it is loaded.
     line = f"{version} {found or loaded_copy()}"
     Path(target).write_text(line)
     print(line)

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Gathers all that a machine with an NVIDIA GPU needs to run scripts/gpu_run.sh, in build/gpu-pack and
-# in build/gpu-pack.tar.gz: programs, their libraries down to the C library, the Python package, tests.
+# Collects all files that a machine with an NVIDIA GPU needs to run scripts/gpu_run.sh, in build/gpu-pack
+# and build/gpu-pack.tar.gz: programs, their libraries including the C library, the Python package, tests.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 pack=build/gpu-pack
@@ -25,8 +25,8 @@ for program in "${programs[@]}"; do
   patchelf --set-rpath '$ORIGIN/../python/thinwire/lib:$ORIGIN/../lib' "$pack/bin/${program##*/}"
 done
 
-# By the name that the loader asks for. The C library's own go to a folder that is used only where the
-# machine's is too old.
+# Each library has the name that the loader looks for. Those of the C library go to a folder that is used
+# only if the machine's C library is too old.
 ldd "$pack"/bin/* "$package"/*.so* | sed -nE 's|^\t(.* => )?(/[^ ]+) \(.*|\2|p' | sort -u | while read -r library; do
   name=${library##*/}
   case $name in
@@ -34,7 +34,7 @@ ldd "$pack"/bin/* "$package"/*.so* | sed -nE 's|^\t(.* => )?(/[^ ]+) \(.*|\2|p' 
     *) cp -L "$library" "$pack/lib/$name" ;;
   esac
 done
-# What a driver's library, built for an older C library, asks for besides.
+# More libraries, which a driver's library built for an older C library needs.
 libc=$(ldd "$pack/bin/kernel_test" | sed -nE 's|.* => (/.*/libc\.so\.6) .*|\1|p')
 for name in libdl.so.2 libpthread.so.0 librt.so.1; do
   cp -L "${libc%/*}/$name" "$pack/lib/glibc/$name"
@@ -45,7 +45,7 @@ for library in "$package"/*.so; do patchelf --set-rpath '$ORIGIN/../../../lib' "
 cp tests/conftest.py tests/ranks.py "$pack/tests/"
 for name in "${tests[@]}"; do cp "tests/integrations/python/$name" "$pack/tests/integrations/python/"; done
 cp pyproject.toml "$pack/"
-# For a machine with torch and without pytest.
+# For a machine that has torch but not pytest.
 site=$(.venv/bin/python -c 'import pytest, pathlib; print(pathlib.Path(pytest.__file__).parent.parent)')
 tar c -C "$site" --exclude=__pycache__ pytest _pytest py.py pluggy iniconfig packaging pygments | tar x -C "$pack/site"
 install scripts/gpu_run.sh "$pack/run.sh"

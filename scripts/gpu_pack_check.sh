@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# The pack of `make gpu-pack` in two roots that hold nothing else: one with a shell and the C library
-# that it runs on, one with a static shell and no C library at all. There its programs must start, and
-# run.sh must end by saying that there is no GPU. Needs root, or user namespaces.
+# Checks the pack of `make gpu-pack` in two otherwise empty roots: one with a shell and its C library, and
+# one with a static shell and no C library. In both the pack's programs must start, and run.sh must end
+# with the message that there is no GPU. Requires root, or user namespaces.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 pack=$PWD/build/gpu-pack
@@ -11,7 +11,7 @@ tools=(bash env timeout grep tail head cat mkdir tee rm dirname)
 namespace=(unshare --mount)
 ((EUID == 0)) || namespace+=(--map-root-user)
 
-with_libraries() { # ROOT PROGRAM: what the program needs, where it is here
+with_libraries() { # ROOT PROGRAM: copies the program's libraries to the same paths in ROOT
   ldd "$2" | sed -nE 's|^\t(.* => )?(/[^ ]+) \(.*|\2|p' | while read -r library; do
     install -D "$(realpath "$library")" "$1$library"
   done
@@ -24,13 +24,13 @@ plain_root() { # a shell, its tools, and their libraries
     cp -L "$(type -P "$tool")" "$1/bin/"
     with_libraries "$1" "$(type -P "$tool")"
   done
-  # The C library's second file, which no tool of these needs.
+  # A second file of the C library, which none of these tools needs.
   libc=$(ldd "$(type -P bash)" | sed -nE 's|.* => (/.*)/libc\.so\.6 .*|\1|p')
   install "$(realpath "$libc/libm.so.6")" "$1$libc/libm.so.6"
   ln -s bash "$1/bin/sh"
 }
 
-static_root() { # nothing that is linked to a C library
+static_root() { # only static programs
   local tool
   (cd "$room" && apt-get download -qq bash-static busybox-static 2>/dev/null)
   mkdir -p "$1/bin" "$1/usr" && ln -s ../bin "$1/usr/bin"
@@ -44,7 +44,7 @@ check() { # ROOT EXPECTED
   local table
   mkdir -p "$1/dev" "$1/tmp" "$1/proc" && : >"$1/dev/null" && chmod 666 "$1/dev/null"
   cp -r "$pack" "$1/pack"
-  # The loader finds a program's own folder by /proc.
+  # The loader finds a program's folder through /proc.
   table=$("${namespace[@]}" bash -c 'mount --rbind /proc "$0/proc" &&
     exec chroot "$0" /bin/bash -c "cd /tmp && PATH=/bin OUT=/tmp/out /pack/run.sh"' "$1") && {
     echo "run.sh passed without a GPU:" "$table" && exit 1

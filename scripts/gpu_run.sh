@@ -1,21 +1,21 @@
 #!/usr/bin/env bash
-# run.sh of the folder that `make gpu-pack` makes: everything that needs an NVIDIA GPU. It needs bash,
-# coreutils, grep and a driver; torch, NCCL, compute-sanitizer, ncu and nvidia-smi are used if they are
-# there.
+# run.sh of the folder that `make gpu-pack` makes: runs all checks and benchmarks that need an NVIDIA GPU.
+# Requires bash, coreutils, grep and a driver; uses torch, NCCL, compute-sanitizer, ncu and nvidia-smi if
+# they are installed.
 #
 #   OUT=folder PYTHON=python3 ONLY="cpp speed nccl sanitize python" ./run.sh
 #
-# ONLY: the parts to run, in this order; without it all. Each takes nine minutes at most:
+# ONLY: the parts to run, by default all; they run in this order. Each takes nine minutes at most:
 #   cpp       bytes of the kernels, graphs, allreduces of the engine
 #   speed     figures of the kernels and their thresholds, clocks, counters of ncu
 #   nccl      exchanges over the libnccl of torch
 #   sanitize  the kernels under compute-sanitizer
 #   python    DDP on the GPU
-# BUDGET: seconds of all parts together; 540 for each if it is not set.
+# BUDGET: seconds for all parts together, by default 540 for each part.
 #
-# Prints one table. A step fails if its command does, if its time is up, if it runs no test, if it skips
-# one, or if a figure misses its threshold: on a GPU nothing is left to skip. `absent` is what the machine
-# lacks, and no failure; a torch that is built for CUDA and finds no libnccl is one.
+# Prints one table. A step fails if its command fails or times out, if it runs no test or skips one (no
+# test may be skipped on a GPU), or if a figure misses its threshold. A step is `absent`, which is not a
+# failure, if the machine lacks what it needs; but a torch built for CUDA that finds no libnccl is a failure.
 # Results: table.txt, steps.json, log.txt, kernels.json and ncu.csv in $OUT. Exit 0: no step failed.
 set -uo pipefail
 pack=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -64,8 +64,8 @@ finish() {
   exit 0
 }
 
-# What each kind of step must have written. They print a remark; status 1 is a failure, and 2 says that
-# the machine lacks something.
+# These functions check the output of each kind of step. They print a remark, and return 1 for a failure
+# and 2 if the machine lacks something.
 judge_gtest() {
   local skipped passed
   skipped=$(grep -c '^\[  SKIPPED \] .* (' "$1")
@@ -91,8 +91,8 @@ judge_bandwidth() {
   echo "$(grep -c ratio_to_twin "$out/kernels.json") rows in kernels.json"
   grep -q ratio_to_twin "$out/kernels.json"
 }
-# A GPU that slows down for heat or power supply gives figures of itself, not of the kernels. A power cap
-# is a limit that every full load reaches.
+# Fails if heat or the power supply slowed the GPU down: its figures then do not show the kernels' speed. A
+# power cap is not a failure, since every full load reaches it.
 judge_clocks() {
   local hot sm most
   sm=$(grep -m1 -E '^ +SM +: ' "$1")
@@ -105,11 +105,11 @@ judge_clocks() {
   echo "SM ${sm##*: }, at most ${most##*: }"
   [[ -n $sm ]]
 }
-judge_found() { # by nccl.py, which fails where torch has CUDA and no NCCL
+judge_found() { # by nccl.py, which fails if torch has CUDA and no NCCL
   tail -n 1 "$1"
   [[ $(tail -n 1 "$1") != absent* ]] || return 2
 }
-# The host's time of an exchange beyond that of the library's own calls, in microseconds.
+# The most host time of an exchange beyond that of the library's own calls, in microseconds.
 most_us=20
 judge_exchange() {
   local last us
@@ -129,7 +129,7 @@ judge_ncu() {
   echo "$kernels kernels in ncu.csv"
   ((kernels >= 6))
 }
-thousandths() { # 1.1764 -> 1176; digits after the third are left out
+thousandths() { # 1.1764 -> 1176; drops digits after the third
   local sign="" text=$1
   [[ $text != -* ]] || sign=- text=${text#-}
   local whole=${text%%.*} part=000
@@ -142,7 +142,7 @@ decimal() { # 1176 -> 1.17
 }
 judge_plain() { tail -n 1 "$1"; }
 
-# The command's output goes to the log; only a step that is judged well has passed.
+# Appends the command's output to the log. A step passes only if its judge_ function returns 0.
 step() { # NAME LIMIT KIND COMMAND...
   local name=$1 limit=$2 kind=$3 begin=$SECONDS left=$((end - SECONDS)) status remark
   local log=$out/$name.part
@@ -168,7 +168,7 @@ step() { # NAME LIMIT KIND COMMAND...
   [[ $status == passed ]]
 }
 
-# Programs run on the machine's own C library where that is new enough, else on the pack's.
+# Programs use the machine's C library if it is new enough, else the pack's.
 loader=()
 choose_loader() {
   [[ -x $pack/lib/glibc/ld-linux-x86-64.so.2 ]] || return
@@ -195,13 +195,13 @@ program() { # NAME LIMIT KIND PROGRAM ARGUMENT...
   step "$name" "$limit" "$kind" "${loader[@]}" "$path" "$@"
 }
 
-# NAME: on PATH, in CUDA's folder, or in that of Nsight Compute.
+# Prints the path of tool NAME, from PATH, CUDA's folder or that of Nsight Compute.
 tool() {
   local IFS=: folders=(/usr/local/cuda/bin /opt/nvidia/nsight-compute/*)
   PATH=$PATH:${folders[*]} command -v "$1"
 }
 
-# Small tests of every kernel; each access of memory costs a hundred times as much as without.
+# Small tests of every kernel, because the sanitizer makes memory accesses a hundred times as slow.
 part_sanitize() {
   local name sanitizer
   sanitizer=$(tool compute-sanitizer)
@@ -221,10 +221,10 @@ part_cpp() {
   program engine 120 gtest device_test --gtest_filter='*cuda'
 }
 
-# The figures that must not get worse: an operation, its codec and its bytes of fp32; the most of its
-# twin's time that it may take, and the least part of a copy's bytes a second, both in thousandths. 512 MiB,
-# because events and launches are 3 to 5 % of 64. A twin moves the same bytes without computing; that of
-# reduce8 and of topk is a copy already.
+# The figures that must not get worse: operation/codec/bytes of fp32, the maximum of its time relative to
+# its twin's, and the minimum of its rate relative to a copy's, both in thousandths. Most have 512 MiB: with
+# 64 MiB events and launches take 3 to 5 % of the time. A twin moves the same bytes without computing; the
+# twins of reduce8 and topk are copies.
 large=$((512 << 20))
 key_rows=(
   "encode_ef/int8/$large 1176 750" "encode_ef/int4/$large 1176 750" "encode_ef/onebit/$large 1176 750"
@@ -232,10 +232,11 @@ key_rows=(
   "reduce8/int8/$large 1333 750" "encode_ef/topk/$large 1350 0"
   "chunks_to_one/int4/$((4 << 20)) 1300 0"
 )
-# Three quarters of the data sheet's TB/s, below which a GPU is shared, slowed down or another one.
+# Three quarters of the data sheet's rate, in thousandths of TB/s: a GPU below it is shared, slowed down or
+# another model.
 declare -A least_copy=(["H100 80GB HBM3"]=2510 ["H200"]=3600 ["A100-SXM4-80GB"]=1520)
 
-figure() { # LINE NAME, in thousandths; nothing if there is none
+figure() { # LINE NAME: prints the figure in thousandths, or nothing if there is none
   [[ $1 =~ \"$2\":\ ([0-9]+(\.[0-9]+)?) ]] && thousandths "${BASH_REMATCH[1]}"
 }
 
@@ -294,7 +295,7 @@ part_speed() {
   profile
 }
 
-# Counters of a dozen kernels, each of which runs several times, at the clocks that training has.
+# Counters of a dozen kernels, each run several times, at the clocks of training.
 profile() {
   local metrics=gpu__time_duration.sum,dram__throughput.avg.pct_of_peak_sustained_elapsed
   local ncu
@@ -314,7 +315,7 @@ pytest() { # NAME LIMIT ARGUMENT...
   step "$1" "$2" pytest "$python" -m pytest -q -rs -p no:cacheprovider --rootdir "$pack" "${@:3}"
 }
 
-# torch is asked for here, and everything else by the tests themselves.
+# Checks only for torch; the tests themselves check for everything else.
 tests=$pack/tests/integrations/python
 prepare_python() { # NAME...: the steps that need torch
   local name
@@ -327,7 +328,7 @@ prepare_python() { # NAME...: the steps that need torch
   has_module pytest || PYTHONPATH+=:$pack/site
 }
 
-# A rank that sends to itself, with any NCCL; and ranks that share the GPU, which NCCL can do from 2.30 on.
+# nccl_self: a rank sends to itself, with any NCCL. nccl: ranks share the GPU, which requires NCCL 2.30.
 part_nccl() {
   local found=$out/nccl.txt version path name
   prepare_python nccl_find nccl_self nccl || return

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# in_root.sh ROOT COMMAND...: COMMAND with the folder ROOT as all its files, loopback as all its network
-# and no variables of ours. Needs root, or user namespaces.
+# in_root.sh ROOT COMMAND...: runs COMMAND with the folder ROOT as its root, only a loopback network and a
+# clean environment. Requires root, or user namespaces.
 set -euo pipefail
 root=$1
 shift
@@ -8,7 +8,7 @@ mkdir -p "$root"/{proc,dev,tmp,etc}
 echo "127.0.0.1 localhost $(hostname)" >"$root/etc/hosts"
 namespaces=(unshare --mount --net --pid --fork --kill-child)
 ((EUID == 0)) || namespaces+=(--map-root-user)
-# This shell stays, as the first process, which buries the others.
+# This shell stays as the namespace's first process, and reaps the others.
 "${namespaces[@]}" bash -c '
   ip link set lo up
   mount -t proc proc "$0/proc"

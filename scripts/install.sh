@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# install.sh PACKAGE...: Debian packages, those that are not here yet.
+# install.sh PACKAGE...: installs those Debian packages that are missing.
 set -euo pipefail
 
 missing=()
@@ -16,7 +16,7 @@ as_root=()
 if ((EUID != 0)); then as_root=(sudo); fi
 echo "installing ${missing[*]}"
 exec 9<"$0"
-flock 9  # apt fails at once where another one is at work
+flock 9  # apt fails at once if another apt is running
 "${as_root[@]}" apt-get update -qq
 DEBIAN_FRONTEND=noninteractive "${as_root[@]}" apt-get install -y -qq --no-install-recommends \
   "${missing[@]}" >/dev/null

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Format and lint; changes nothing.
+# Checks format and lint; changes no file.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 git ls-files '*.cc' '*.h' '*.c' '*.cu' '*.cuh' | xargs clang-format --dry-run -Werror
@@ -11,7 +11,7 @@ else
   echo "pyright is not here: skipped"
 fi
 if command -v clang-tidy >/dev/null; then
-  # simd_kernels.cc and twins.cc are compiled once for each instruction set, which clang-tidy can't.
+  # simd_kernels.cc is compiled once for each instruction set, which clang-tidy does not support.
   git ls-files 'compress/*.cc' 'transport/*.cc' 'schedule/*.cc' 'integrations/c/*.cc' |
     grep -v simd_kernels | xargs clang-tidy -p build --quiet
 else

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Writes compress/codecs/adaptive_levels.h: the levels of the codec adaptive, as whole numbers.
 
-Levels of a Gaussian of variance 1 with the least mean squared error: Lloyd, "Least Squares
-Quantization in PCM", 1982; Max, "Quantizing for Minimum Distortion", 1960. Both halves are alike,
-so only the positive levels are listed. With --errors the script prints what rounding to whole
-numbers costs."""
+The levels have the least mean squared error for a Gaussian of variance 1: Lloyd, "Least Squares
+Quantization in PCM", 1982; Max, "Quantizing for Minimum Distortion", 1960. They are symmetric, so
+only the positive ones are listed. With --errors the script prints the error that rounding to whole
+numbers adds."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from statistics import NormalDist
 
 PAGE = Path(__file__).resolve().parent.parent / "compress" / "codecs" / "adaptive_levels.h"
 WIDTHS = range(1, 9)
-_NARROW = 5  # up to here 256 levels add up within 16 bits
-_UNITS = {width: 32 if width <= _NARROW else 256 for width in WIDTHS}  # of the standard deviation
+_NARROW = 5  # up to this width the sum of 256 levels fits in 16 bits
+_UNITS = {width: 32 if width <= _NARROW else 256 for width in WIDTHS}  # per standard deviation
 _ROUNDS = 20_000
 _GAUSS = NormalDist()
 
@@ -42,13 +42,13 @@ _TAIL = """\
 
 
 def _edges(levels: list[float]) -> list[float]:
-    """Where the nearest level changes, with both ends."""
+    """The points where the nearest level changes, and both ends."""
     inner = [(a + b) / 2 for a, b in itertools.pairwise(levels)]
     return [0.0, *inner, float("inf")]
 
 
 def _moments(a: float, b: float) -> tuple[float, float, float]:
-    """The integrals of the density, of x and of x^2 times it, from a to b."""
+    """The integrals of the density, and of x and x^2 times the density, from a to b."""
     mass = _GAUSS.cdf(-a) - _GAUSS.cdf(-b)
     first = _GAUSS.pdf(a) - (_GAUSS.pdf(b) if b != float("inf") else 0.0)
     ends = a * _GAUSS.pdf(a) - (b * _GAUSS.pdf(b) if b != float("inf") else 0.0)
@@ -56,8 +56,9 @@ def _moments(a: float, b: float) -> tuple[float, float, float]:
 
 
 def levels_of(width: int) -> list[float]:
-    """The positive levels: each the mean of what is nearest to it. Starts from the density of
-    levels that is best for many of them (Panter and Dite, 1951), which is all but there."""
+    """The positive levels: each is the mean of the values nearest to it. The iteration starts from
+    the density of levels that is best for many levels (Panter and Dite, 1951), close to the result.
+    """
     count = 2 ** (width - 1)
     wide = NormalDist(0, 3**0.5)
     levels = [wide.inv_cdf(0.5 + (i + 0.5) / (2 * count)) for i in range(count)]

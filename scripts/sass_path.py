@@ -1,6 +1,6 @@
-"""The way of a full, aligned tile through a kernel's machine code: a walk that decides every branch
-by what it skips and what lies behind it, and goes once through a loop, but for the longest one, of
-which the caller says how often."""
+"""The path of a full, aligned tile through a kernel's machine code. The walk decides every branch
+by the code that it skips and the code at its target. It goes through every loop once, except the
+longest one, for which the caller gives the number of rounds."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ Code = list[tuple[int, str]]  # address and text of each instruction
 
 
 def jumps(code: Code, begin: int, end: int) -> bool:
-    """Whether the path takes a conditional branch at index `begin` to index `end`."""
+    """True if the path takes the conditional branch at index `begin` to index `end`."""
     if end <= begin:
-        return False  # loops over jobs and rests run once
+        return False  # loops over jobs and remainders run once
     skipped = straight(code[begin + 1 : end])
     ahead: list[str] = []
     for _, text in code[end : end + 6]:
@@ -35,13 +35,13 @@ def jumps(code: Code, begin: int, end: int) -> bool:
 
 
 def adds_products(texts: list[str]) -> bool:
-    """Of what is loaded, and nothing else: the engine's momentum."""
+    """True if the code only adds products of loaded values: the engine's momentum."""
     loads = any("LDG" in text for text in texts) and any("FMUL" in text for text in texts)
     return loads and not any(re.search(r"F2I|I2F|MUFU|STG|STS|BAR\.", text) for text in texts)
 
 
 def pads(texts: list[str]) -> bool:
-    """Stores zeros behind the scales, and nothing else: the last tile does."""
+    """True if the code only stores zeros behind the scales, as for the last tile."""
     stores = [text for text in texts if re.search(r"STG|STS", text)]
     return bool(stores) and all(re.search(r"STG\.E\.U16 .*, RZ$", text) for text in stores)
 
@@ -51,7 +51,7 @@ def finds_nans(code: Code) -> bool:
 
 
 def repeats_sums(code: Code) -> bool:
-    """In a loop that repairs NaNs and stores nothing: a reduction's sums, made anew."""
+    """True for a loop that repairs NaNs and stores nothing: it repeats a reduction's sums."""
     texts = [text for _, text in code]
     repairs = any("0x400000" in text for text in texts)
     return repairs and has_loop(code) and not any(re.search(r"STG|STS|BAR\.", t) for t in texts)
@@ -66,7 +66,7 @@ def has_loop(code: Code) -> bool:
 
 
 def straight(code: Code) -> list[str]:
-    """Up to the first jump that has no condition."""
+    """The instructions up to the first unconditional jump."""
     texts = []
     for _, text in code:
         texts.append(text)
@@ -76,7 +76,7 @@ def straight(code: Code) -> list[str]:
 
 
 def has_loop_of_maxima(code: Code) -> bool:
-    """As over the parts of a block that is larger than the default of 256 elements."""
+    """True for a loop over the parts of a block larger than the default of 256 elements."""
     for address, text in code:
         target = re.search(r"\bBRA\b.* 0x([0-9a-f]+)$", text)
         head = int(target[1], 16) if target else address
@@ -89,7 +89,7 @@ def has_loop_of_maxima(code: Code) -> bool:
 def path_length(code: Code, rounds: int = 1) -> int:
     index = {address: i for i, (address, _) in enumerate(code)}
     at = count = longest = 0
-    before: dict[int, int] = {}  # instructions of the path before one of it, by index
+    before: dict[int, int] = {}  # length of the path before an instruction, by index
     while at < len(code) and count < LONGEST_PATH:
         before[at] = count
         predicate, body = re.match(r"(@!?U?P\w+\s+)?(.*)", code[at][1]).groups()
@@ -99,7 +99,7 @@ def path_length(code: Code, rounds: int = 1) -> int:
         target = re.match(r"BRA\b.* 0x([0-9a-f]+)$", body)
         if target:
             end = index[int(target[1], 16)]
-            if end == at:  # the trap behind the end
+            if end == at:  # the endless loop after the kernel's end
                 break
             if end < at and end in before:
                 longest = max(longest, count - before[end])

@@ -2,16 +2,17 @@
 
     scripts/sass_table.py [--check kernels/sass.md] [build/integrations/c/libthinwire_cuda.so]
 
-Prints the tables; with --check says which rows have got worse, exit 1. cuobjdump and nvdisasm are
-those of PATH, or of the wheels nvidia-cuda-cuobjdump and nvidia-cuda-nvdisasm.
+Prints the tables; with --check prints the rows that have become worse, and exits with 1 if there
+are any. cuobjdump and nvdisasm come from PATH, or from the wheels nvidia-cuda-cuobjdump and
+nvidia-cuda-nvdisasm.
 
-A thread has 16 elements of a tile. `path` counts the instructions that it executes for those of a
-full, aligned tile of finite values, in blocks of 256, in the only job of a launch, with
-feedback and without momentum (sass_path.py); of a reduction those for the wires of eight ranks. Of
-topk, whose way goes by the values, only the size is counted.
+A thread has 16 elements of a tile. `path` counts the instructions that it executes for them in a
+full, aligned tile of finite values, with blocks of 256, one job in the launch, feedback and no
+momentum (sass_path.py). A reduction has the wires of eight ranks. For topk, whose path depends on
+the values, only the size is counted.
 `issue` is the share of a multiprocessor's four schedulers that `path` takes while memory runs at
-its full rate. These rows are the kernels of f32 on one architecture; no kernel of any dtype may
-spill registers, on any architecture that the library has code of."""
+its full rate. The rows are the kernels for f32 on one architecture. No kernel may spill registers,
+for any dtype and on any architecture in the library."""
 
 from __future__ import annotations
 
@@ -29,19 +30,19 @@ from sass_path import Code, path_length
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 ARCHITECTURE = "sm_90"
-# 4.3 TB/s, as measured for copies on an H200, by 132 multiprocessors of 1.98 GHz.
+# 4.3 TB/s, measured for copies on an H200, divided by 132 multiprocessors of 1.98 GHz.
 BYTES_PER_CLOCK = 16.45
 BITS = {
     "Fp32": 32, "Bf16": 16, "Int8": 8.0625, "Int4": 4.0625, "OneBit": 1.0625, "Adaptive": 2.0625
 }  # fmt: skip
-RANKS = 8  # of a reduction
-# Floats that are read and written for each element, beside the codes.
+RANKS = 8  # in a reduction
+# Floats that are read and written for each element, in addition to the codes.
 FLOATS = {
     "reduce": 4,
     "encode_ef": 3, "encode_heads": 3, "encode_codes": 2, "decode": 1, "decode_add": 2,
     "accumulate": 3,
 }  # fmt: skip
-# The kernels of codecs of widths (kernels/cuda_widths.cu), which do not have the codec's name.
+# Kernels of codecs with widths (kernels/cuda_widths.cu): their names do not contain the codec's.
 WIDTHS = {
     "Plan": "plan", "EncodeHeads": "encode_heads", "EncodeCodes": "encode_codes",
     "DecodeWidths": "decode",
@@ -80,7 +81,7 @@ def tool(name: str) -> str:
 
 
 def dump(library: pathlib.Path, *options: str) -> str:
-    """cuobjdump's output; it finds nvdisasm by PATH."""
+    """The output of cuobjdump, which finds nvdisasm through PATH."""
     folder = pathlib.Path(tool("nvdisasm")).parent
     environment = {**os.environ, "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"}
     command = [tool("cuobjdump"), *options, str(library)]
@@ -90,13 +91,13 @@ def dump(library: pathlib.Path, *options: str) -> str:
 
 
 def row_name(mangled: str) -> str:
-    """Such as `encode_ef Int8`; empty for what the table leaves out: other dtypes than f32."""
+    """The name in the table, as `encode_ef Int8`; empty for other dtypes than f32, not in it."""
     name, dtype = kernel_of(mangled)
     return name if dtype == F32 else ""
 
 
 def kernel_of(mangled: str) -> tuple[str, str]:
-    """The name in the table, or an empty one, and the dtype's number; f32's where it has none."""
+    """The name in the table, empty if there is none, and the dtype's number, by default f32's."""
     if entries := re.search(r"Entries([A-Z][a-z]+)Kernel", mangled):
         return f"topk {entries[1].lower()}", F32
     widths = re.search(
@@ -157,7 +158,7 @@ def rows_of(library: pathlib.Path) -> list[Row]:
 
 
 def spills_of(usage: str) -> list[str]:
-    """Kernels that keep registers in memory, by what cuobjdump -res-usage says of them."""
+    """Kernels that spill registers, from the output of cuobjdump -res-usage."""
     found = []
     for part in re.split(r"Fatbin elf code:\n=+\narch = ", usage)[1:]:
         architecture = part.split()[0]
@@ -179,7 +180,7 @@ def read_table(text: str) -> dict[str, Row]:
 
 
 def complaints(rows: list[Row], table: dict[str, Row]) -> list[str]:
-    """What has got worse than the table says."""
+    """The rows that are worse than in the table, missing in it or only there."""
     found = []
     for row in rows:
         before = table.get(row.name)

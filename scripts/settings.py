@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Writes what is made from the dataclasses in integrations/python/thinwire/options.py: the types of
+"""Generates two texts from the dataclasses in integrations/python/thinwire/options.py: the types of
 keyword arguments at the end of that file, and docs/reference/settings.md.
 
-Run it after a change; a test compares both with what this script would write."""
+Run it after a change; a test compares both texts with the output of this script."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def _hints(fields: list[dataclasses.Field]) -> str:
 
 
 def source() -> str:
-    """The text of options.py, whose end is made of what comes before."""
+    """The text of options.py; its end is generated from the part before it."""
     settings = [
         field for field in dataclasses.fields(options.Config)
         if field.name in options.ARGUMENTS and field.name != "codec"  # an argument of its own

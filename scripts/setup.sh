@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# setup.sh library|all: installs Debian packages, by apt, that are not here yet: what building the library and
-# running the demo need, or what tests, benchmarks and checks need beside that.
+# setup.sh library|all: installs, by apt, the Debian packages that are missing. library: those for building the
+# library and running the demo; all: also those for tests, benchmarks and checks.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# test_torch.sh VERSION...: the Python tests that are not slow, and torch's and torchft's own tests of process groups over the backend
-# thinwire, on each of these versions of torch, in environments of their own, build/torch-VERSION. A version whose wheel brings CUDA takes several GB.
+# test_torch.sh VERSION...: runs the Python tests that are not slow, and torch's and torchft's own tests of
+# process groups over the backend thinwire, with each of these versions of torch. Each version has its own
+# environment, build/torch-VERSION; one whose wheel requires CUDA takes several GB.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

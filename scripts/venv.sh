@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# venv.sh REQUIREMENTS NAME: installs Python packages into .venv, unless the stamp NAME says that they are there.
-# pip compiles all byte code, since the processes of the tests write none.
+# venv.sh REQUIREMENTS NAME: installs Python packages into .venv, unless the stamp NAME shows that they are installed.
+# pip compiles all byte code, because the tests' processes write none.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

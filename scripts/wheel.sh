@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# wheel.sh ARCHITECTURE [OPTION OF PIP WHEEL]...: a wheel in dist/ for x86_64 or aarch64. auditwheel
-# puts in the libraries that ours needs, and its tag says from which C library on they all run; then
-# come their licences. Another architecture than this machine's is cross-compiled.
+# wheel.sh ARCHITECTURE [OPTION OF PIP WHEEL]...: builds a wheel for x86_64 or aarch64 in dist/. auditwheel
+# adds the libraries that ours needs, and tags the wheel with the oldest C library on which all of them run;
+# then their licences are added. An architecture other than this machine's is cross-compiled.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 architecture=$1
 shift
 build=build-wheel-$architecture
-options=(--config-settings "build-dir=$build" "$@") # Debian 12's pip knows no -C
+options=(--config-settings "build-dir=$build" "$@") # Debian 12's pip has no -C
 places=()
 if [[ $architecture != "$(uname -m)" ]]; then
   scripts/aarch64_root.sh
@@ -21,7 +21,7 @@ plain=$(mktemp -d)
 trap 'rm -rf "$plain"' EXIT
 export PATH=$PWD/.venv/bin:$PATH
 python -m pip wheel -q --no-deps --no-build-isolation --disable-pip-version-check -w "$plain" "${options[@]}" .
-# Kernels for all GPUs; a build for tests has those of one architecture.
+# The wheel has machine code for all GPUs, the build for tests only for one architecture.
 cuda=$build/integrations/c/libthinwire_cuda.so
 [[ ! -f $cuda ]] || python scripts/sass_table.py --check kernels/sass.md "$cuda"
 rm -f dist/*_"$architecture".whl

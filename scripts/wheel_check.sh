@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The x86-64 wheel as its new user meets it: a root with Debian's Python and nothing else, neither a
-# compiler nor a network; pip installs it with its extras, and every example runs.
+# Checks the x86-64 wheel as a new user installs it, in a root with only Debian's Python, without a compiler
+# or a network: pip installs the wheel with its extras, and every example runs.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 wheel=$(ls "$PWD"/dist/*_x86_64.whl)
@@ -10,13 +10,13 @@ inside=(timeout 1800 scripts/in_root.sh "$root")
 
 THINWIRE_WHEELS=$wheel .venv/bin/python -m pytest -q tests/wheel
 
-# Every Debian has libstdc++6, which its apt needs; torch does not bring it either.
+# Every Debian has libstdc++6, because apt needs it; torch's wheel does not contain it.
 scripts/debian_root.sh amd64 "$root" bash coreutils libstdc++6 python3-venv
 for tool in cc gcc c++ g++ clang ld make cmake nvcc; do
   [[ ! -e $root/usr/bin/$tool ]] || { echo "$tool is in the clean root" >&2 && exit 1; }
 done
 
-# What pip would fetch; in there it has no network.
+# Downloads what pip would fetch, because the root has no network.
 grep -hE '^(torch|numpy)==' requirements.txt >"$root/pins"
 grep -hE "^(${extras//,/|})(\[\w+\])?==" tests/frameworks/{trainers,others}.txt >>"$root/pins"
 .venv/bin/python -m pip download -q --disable-pip-version-check --only-binary :all: -d "$root/shelf" \

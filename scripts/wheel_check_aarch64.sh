@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The aarch64 wheel, by qemu, in a root with Debian's arm64 Python and nothing else: its library loads,
-# every codec's bytes are those of the x86-64 wheel, and two ranks of a C program meet over Gloo.
+# Checks the aarch64 wheel, by qemu, in a root with only Debian's arm64 Python: its library loads, every
+# codec gives the same bytes as in the x86-64 wheel, and two ranks of a C program connect over Gloo.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 wheel=$(ls "$PWD"/dist/*_aarch64.whl) native=$(ls "$PWD"/dist/*_x86_64.whl)

@@ -1,11 +1,11 @@
-"""Adds to a wheel the licences of the libraries that are in it.
+"""Adds the licences of the libraries in a wheel to the wheel.
 
     wheel_licences.py WHEEL
 
-auditwheel has put Debian's libraries into thinwire.libs/. For each, Debian's copyright file of its
-package goes into the wheel's licenses/bundled/, and beside it the texts that the file names in
-common-licenses. licenses/bundled/libraries.tsv says which library has which file; it also has what
-is linked in statically. RuntimeError for a library without a licence."""
+auditwheel has put Debian's libraries into thinwire.libs/. For each, the copyright file of its
+Debian package is copied to the wheel's licenses/bundled/, with the texts that the file names in
+common-licenses. licenses/bundled/libraries.tsv lists each library, also those that are linked
+statically, with its file. Raises RuntimeError for a library without a licence."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pathlib import Path
 
 DOCUMENTS, COMMON = Path("/usr/share/doc"), Path("/usr/share/common-licenses")
 STATIC = {"libcrypto.a": "libssl-dev"}
-# What a compiler with CUDA adds; no package of Debian's says its terms.
+# A build with CUDA adds NVIDIA's runtime, whose terms are in no Debian package.
 CUDA = "libthinwire_cuda.so"
 CUDA_TERMS = """libthinwire_cuda.so contains NVIDIA's CUDA runtime (libcudart_static.a), which may
 be redistributed as part of an application: CUDA Toolkit End User License Agreement, attachment A,
@@ -31,7 +31,7 @@ def soname(file: str) -> str:
 
 
 def package_of(library: str) -> str:
-    """Debian's package of a library, which has one name on every architecture."""
+    """The Debian package of a library: the same name on every architecture."""
     found = subprocess.run(
         ["dpkg", "-S", f"*/{library}"], capture_output=True, text=True, check=False
     )
@@ -42,7 +42,7 @@ def package_of(library: str) -> str:
 
 
 def add_licence(package: str, folder: Path) -> str:
-    """Writes the package's licence and what it names; returns the file's name."""
+    """Write the package's licence and the texts that it names; return the licence's file name."""
     text = (DOCUMENTS / package / "copyright").read_text()
     name = f"{package}.txt"
     (folder / name).write_text(text)
@@ -52,7 +52,7 @@ def add_licence(package: str, folder: Path) -> str:
 
 
 def add_licences(root: Path) -> None:
-    """root: of an unpacked wheel."""
+    """root: the folder of an unpacked wheel."""
     (information,) = root.glob("*.dist-info")
     folder = information / "licenses" / "bundled"
     folder.mkdir(parents=True)
