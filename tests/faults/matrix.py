@@ -24,7 +24,7 @@ BOUNDS = {"kill": KILL_P99_S, "abort": KILL_P99_S, "timeout": TIMEOUT_P99}
 
 
 def is_late(verdicts: list[Verdict], kind: str, most: float) -> bool:
-    """Whether the 99th percentile of that kind's errors is above the bound."""
+    """Return whether the 99th percentile of the errors of this kind is above the bound."""
     values = [v for verdict in verdicts if verdict.kind == kind for v in verdict.latencies]
     return bool(values) and percentile(values, 0.99) > most
 

@@ -1,4 +1,5 @@
-"""One rank of a launcher's: finds the others, and prints its place and the sum of all ranks."""
+"""One rank started by a launcher: it meets the others, and prints its rank and the sum over all
+ranks."""
 
 import thinwire
 import thinwire.launch

@@ -1,4 +1,5 @@
-"""The flight recorder from Python: who waits for whom, and the last events of a failed group."""
+"""The flight recorder from Python: which rank waits for which, and the last events of a failed
+group."""
 
 import pytest
 import torch
