@@ -70,7 +70,7 @@ def be_member(name: str, address: str, folder: str, rounds: int) -> None:
             inner.zero_grad()
             for report in [r for r in diloco.reports if r.number >= written]:
                 written = report.number + 1
-                if name == WITNESS:  # else what is free counts, in the heaps of threads that ended
+                if name == WITNESS:  # else free memory in the heaps of ended threads counts
                     heap.malloc_trim(0)
                 pages = int(Path("/proc/self/statm").read_text().split()[1])
                 row = {

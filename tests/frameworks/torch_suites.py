@@ -189,7 +189,7 @@ def prepare_horovod(_backend: str, _folder: str) -> Classes:
     horovod = types.ModuleType("horovod")
     horovod.torch = thinwire.horovod
     sys.modules |= {"horovod": horovod, "horovod.torch": thinwire.horovod}
-    sys.modules["common"] = helpers = types.ModuleType("common")  # its own needs all of Horovod
+    sys.modules["common"] = helpers = types.ModuleType("common")  # Horovod's needs all of it
     helpers.mpi_env_rank_and_size = lambda: (0, 1)
     helpers.skip_or_fail_gpu_test = lambda test, message: test.skipTest(message)
     helpers.temppath = temporary_path

@@ -165,7 +165,7 @@ WIDTHS = (2048, 512, 512, 1024, 512, 3000, 512)
 
 
 class Sum(torch.nn.Module):
-    """Adds up its layers' outputs. The last layer's gradient is ready first."""
+    """Runs its layers in sequence. Each layer's gradient is ready before its predecessor's."""
 
     def __init__(self, layers: torch.nn.ModuleList) -> None:
         super().__init__()

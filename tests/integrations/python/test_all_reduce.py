@@ -82,7 +82,7 @@ def repeat(rank: int, name: str | None):
 
 def test_a_name_carries_the_error_feedback():
     assert run(repeat, "x")[0] == pytest.approx(0.5, abs=0.2)
-    assert run(repeat, None)[0] == 0.0  # 0.01 of 1.0 is below half a step of int4
+    assert run(repeat, None)[0] == 0.0  # 0.01 is below half a step of int4
 
 
 def many(rank: int):

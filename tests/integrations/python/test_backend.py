@@ -232,8 +232,8 @@ def test_scope_all_compresses_every_sum_and_by_bf16_if_no_codec_is_named(tmp_pat
 
 
 def many_at_once(rank: int, store: str) -> tuple[list[float], int, list[str]]:
-    """Return the elements of sums that only a barrier waits for, how many sums were compressed, and
-    the messages for arguments that Gloo refuses."""
+    """Return the last elements of sums that only a barrier waits for, how many sums were
+    compressed, and the messages for arguments that Gloo refuses."""
     group = meet(rank, store, "thinwire", codec="fp32", scope="all")
     tensors = [torch.full((NUMEL,), float(number)) for number in range(4)]
     for tensor in tensors:

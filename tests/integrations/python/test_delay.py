@@ -167,11 +167,11 @@ def refusals(rank: int):
     with pytest.raises(thinwire.InvalidArgumentError, match="delay=1"):
         optimizer.clip_grad_norm_(1.0)
     optimizer.step()
-    with pytest.raises(thinwire.InvalidArgumentError, match="no_sync"):  # of whoever is there first
+    with pytest.raises(thinwire.InvalidArgumentError, match="no_sync"):  # of the first rank
         loss_of(model, data(1, rank)).backward()
         loss_of(model, data(1, rank)).backward()
     dist.barrier()  # the work in flight ends when the first rank leaves
-    with contextlib.suppress(thinwire.InvalidArgumentError):  # what was in flight ends the same way
+    with contextlib.suppress(thinwire.InvalidArgumentError):  # ends work the same way
         optimizer.close()
 
 

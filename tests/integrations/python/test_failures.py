@@ -14,7 +14,7 @@ from ranks import outcomes_of, run
 from thinwire.torch import State, all_reduce, compress, hook
 
 TIMEOUT_S = 12.0  # longer than all before the error; a quarter of it counts as a standstill
-LONG_S = 100.0  # where nothing is to time out, also on a machine that stands still for a while
+LONG_S = 100.0  # for tests without a timeout, even if the machine stands still for a while
 
 
 def other_codec(rank: int):

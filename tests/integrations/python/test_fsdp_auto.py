@@ -58,7 +58,7 @@ def chosen(rank: int, seconds: list[dict[str, float]], options: dict, noise: flo
     ("seconds", "noise", "codec"),
     [
         ([EVEN | {"int8": 0.5, "int4": 0.4}] * 2, 0.0, "int4"),
-        ([EVEN | {"int8": 0.405, "int4": 0.4}] * 2, 0.0, "int8"),  # the more accurate of equals
+        ([EVEN | {"int8": 0.405, "int4": 0.4}] * 2, 0.0, "int8"),  # more accurate
         ([{"fp32": 1.0, "bf16": 1.1, "int8": 1.2, "int4": 1.3}] * 2, 0.0, "fp32"),
         # The slowest rank counts: with int4 rank 1 would hold up the others.
         ([EVEN | {"int8": 0.5, "int4": 0.1}, EVEN | {"int8": 0.5, "int4": 2.0}], 0.0, "int8"),

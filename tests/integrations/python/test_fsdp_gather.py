@@ -245,7 +245,7 @@ def test_frozen_parameters_are_gathered_with_their_unit():
         assert "reference:layers.0.bias" in names and "reference:layers.1.weight" not in names
 
 
-LARGE = residuals.SHARE * 6 * ELEMENTS  # what fits, of fp32 references: 4 bytes and half of that
+LARGE = residuals.SHARE * 6 * ELEMENTS  # bytes for fp32 references: 4 and 2 per element
 
 
 def decided(rank: int, gather: str, reference, free: int):
