@@ -1,4 +1,5 @@
-"""Replicas that have diverged are found, and rank, tensor and step are named on every rank."""
+"""Replicas that have diverged are found. The error names the rank, tensor and step on every
+rank."""
 
 import pytest
 import thinwire
