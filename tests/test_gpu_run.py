@@ -29,7 +29,7 @@ KEYS = [
 
 
 def kernels_json(device="NVIDIA H100 80GB HBM3", copy="3.000", omit="", **changed) -> str:
-    """Return kernel_bench's output in its own form. changed: figures of the row that omit names, if
+    """Return kernel_bench's output in its own form. changed: figures of the row that `omit` names, if
     any."""
     rows = []
     for key in KEYS:

@@ -34,7 +34,8 @@ PURE_FOLDERS = {
     },
     "schedule/store": {"schedule/hash.h", "transport/store.h"},
 }
-# The folders of schedule/ that those with threads and locks may include besides their own.
+# Folders of schedule/ with threads and locks, and the headers that each may include besides its
+# own.
 HOSTING_FOLDERS = {
     "schedule/engine": {"schedule/order", "schedule/collective"},
     "schedule/join": {"schedule/order/frames.h", "schedule/collective"},

@@ -20,7 +20,7 @@ MEASURED = re.compile(
     r" \d[\d.,]* (?:ms|µs|s|seconds|%)(?!\w)"
 )
 FEWER = re.compile(r"^\| `([^`]+)` \| ([\d.]+) × \|", re.MULTILINE)
-PYTHON = "integrations/python/thinwire"  # whose docstrings are on the pages
+PYTHON = "integrations/python/thinwire"  # the pages show its docstrings
 NOT_MEASURED = {
     "compress/FORMAT.md": ["3.5 %", "1.5 %"],  # follow from the codes, for Gaussian blocks
     "docs/architecture.md": ["0.25 s", "1.5 s"],  # constants of the engine

@@ -1,6 +1,6 @@
 """Cases of the fault matrix: which rank of which group is struck, when, and how.
 
-A case is plain data that its seed alone determines, so a line of a report repeats it."""
+A case is plain data determined by its seed, so a line of a report suffices to repeat it."""
 
 from __future__ import annotations
 

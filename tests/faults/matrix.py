@@ -3,7 +3,7 @@
   python tests/faults/matrix.py [--cases 300] [--seed N] [--stop-s 2] [--only 'phase,...']
                                 [--blows 'SIGKILL,...'] [--between-nodes] [--seconds 60]
 
-Prints each case that went wrong, with the seed that repeats it, and a table. It ends with 1 if any
+Prints each case that went wrong, with the seed that repeats it, and a table. Exits with 1 if a case
 did, or if the 99th percentile of all kills is above 250 ms or that of all timeouts above 1.1 T."""
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""A TCP proxy between two ranks, which flips one bit of what a tensor sends.
+"""A TCP proxy between two ranks, which flips one bit of a tensor's bytes.
 
-It knows as much of the stream as it needs: the challenge (transport/mesh/challenge.h), and then
-Gloo's messages, each a preamble of six 64-bit words, of which the first is the size with the
-payload, and the third the slot. Even slots are those of frames (transport/gloo/gloo_links.h): the
-control plane's, which carry no tensor, and those in which small blocks lie."""
+It parses what it needs of the stream: the challenge (transport/mesh/challenge.h), and then Gloo's
+messages. Each begins with a preamble of six 64-bit words: the first is the size including the
+payload, the third is the slot. Frames have even slots (transport/gloo/gloo_links.h): those of the
+control plane, which carry no tensor, and those that contain small blocks."""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
-"""Members of rounds between sites are killed, stopped and added at seeded moments: nobody hangs,
+"""Members of rounds between sites are killed, stopped and added at seeded moments: none hangs,
 all have the same digest after each round, and no member that lives loses a step.
 
     python tests/faults/sites_soak.py [--over store|lighthouse] [--rounds 300] [--faults 100]
                                       [--members 4] [--seed 1] [--out FILE.json]
 
 Members meet over a TCPStore, or over torchft's Lighthouse. Processes are forked from one that has
-imported everything, so that a newcomer is there at once. One member is never struck: its memory
-tells whether the survivors' grows. It is not the first one, which leads while it lives. It prints
-one line a fault and a summary, and exits with 1 where a property does not hold."""
+imported everything, so that a newcomer starts at once. One member is never struck: its memory shows
+whether survivors leak. It is not the first member, which leads while it is alive. Prints one line
+per fault and a summary, and exits with 1 if a property does not hold."""
 
 from __future__ import annotations
 

@@ -1,15 +1,15 @@
-"""One process that outlives thousands of groups, of each of which a rank is killed: `make soak`.
+"""One process outlives thousands of groups, in each of which a rank is killed: `make soak`.
 
   python tests/faults/soak.py [--minutes 30] [--seed N]
 
-In each round this process is a rank of a new group, and another rank dies, at a place that the seed
-says. Its memory, descriptors and threads must not grow. It ends with 1 if they do, or if a round
-went wrong.
+In each round this process is a rank of a new group, and another rank dies at a place that the seed
+determines. The process's memory, descriptors and threads must not grow. It exits with 1 if they do,
+or if a round went wrong.
 
-Memory is read where nothing of a round is left but what leaks: after Python has collected its
-cycles (an actor is one, and holds megabytes of tensors), and with a malloc that gives back what is
-free. heap_mib is what malloc has given out and nobody has freed, to the byte; resident_mib is all
-else as well, such as stacks, and what lies between blocks in use."""
+Memory is read when only leaks of a round are left: after Python has collected its cycles (an actor
+is one, and holds megabytes of tensors), and with a malloc that returns free memory. heap_mib is
+the memory that is allocated and not freed, exact to the byte; resident_mib includes everything
+else, such as stacks, and gaps between blocks in use."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """A script that ends without closing anything exits as soon as with plain DDP.
 
-The two take turns in one run and are compared with one another."""
+Both take turns in one run, and their times are compared."""
 
 import subprocess
 import sys
@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("exits")]
 
 HERE = Path(__file__).resolve().parent
 TURNS, MOST_TURNS = 2, 8  # a wait delays every turn, the load of a busy machine does not
-RATIO = 2  # most: a rank's fastest exit with thinwire over its slowest with plain DDP
+RATIO = 2  # limit: a rank's fastest exit with thinwire over its slowest with plain DDP
 NOISE_S = 1.0  # of a busy machine; less than rank 1's delay where the two end apart
 DEADLINE_S = 1800
 

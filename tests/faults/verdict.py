@@ -1,9 +1,9 @@
 """How a case must end, and how long that took.
 
-A kill is to be heard of within 250 ms. A stopped rank, and one that dies before it has told its
-address, can only be found by the timeout T: the error comes in [T, 1.1 T]. Both upper bounds are of
-the 99th percentile over all cases; a single one has seconds more before it counts as a fault, since
-on a busy machine a rank may wait that long for a processor."""
+After a kill the error must come within 250 ms. A stopped rank, or one that dies before it has
+published its address, can only be found by the timeout T: the error comes in [T, 1.1 T]. Both upper
+bounds apply to the 99th percentile over all cases. A single case has seconds more before it counts
+as a fault, since a rank may wait that long for a processor on a busy machine."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What adapters to frameworks do not support is a typed error at once, which says what they
-support."""
+"""Adapters to frameworks raise a typed error at once for what they do not support; it says what
+they do support."""
 
 import os
 

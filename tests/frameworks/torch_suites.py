@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Runs the test suites of other people over the backend "thinwire", and compares the tests that
-pass with those over Gloo: torch_suites.py [--jobs N] [--only PATTERN] [--sources FOLDER] [SUITE...]
+"""Runs third-party test suites over the backend "thinwire", and compares the tests that pass with
+those that pass over Gloo: torch_suites.py [--jobs N] [--only PATTERN] [--sources FOLDER] [SUITE...]
 
-Suites that lie in wheels:
+Suites in wheels:
 distributed  torch.testing._internal.distributed.distributed_test, 3 ranks, codec fp32
 torchft      torchft.process_group_test, with thinwire.torchft in place of torchft's Gloo
 diloco       torchft.local_sgd_integ_test, likewise
@@ -13,8 +13,8 @@ horovod      test_torch.py of Horovod's test/parallel over thinwire.horovod, 2 r
 
 It needs expecttest, and for torchft's suites torchft and parameterized. A suite takes a quarter of
 an hour on two cores, so `make test-torch` calls it and CI does not. It fails if a test that Gloo
-passes fails over thinwire and is not in KNOWN, which gives the reason. Horovod's have no Gloo; all
-must pass that run."""
+passes fails over thinwire and is not in KNOWN, which gives the reasons. Horovod's tests have no run
+over Gloo; all that run must pass."""
 
 from __future__ import annotations
 

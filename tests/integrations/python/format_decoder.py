@@ -1,7 +1,7 @@
-"""A decoder in numpy of every codec, written from compress/FORMAT.md and nothing else of ours.
+"""A decoder in numpy of every codec, written only from compress/FORMAT.md.
 
 The levels of adaptive are read from that page's table. Sums and products are in fp32 where the page
-says so."""
+requires it."""
 
 from __future__ import annotations
 

@@ -336,8 +336,8 @@ def test_auto_takes_what_is_advised(policy):
 
 
 def codecs_used(monkeypatch, seconds: list[float]) -> list[str]:
-    """Return the codec after each stretch of steps, if int4 is advised. A step of each stretch
-    takes `seconds` of it."""
+    """Return the codec after each stretch of steps, if int4 is advised. A step of stretch i
+    takes seconds[i]."""
     rows = [Prediction(codec, "wfbp", step_s) for codec, step_s in (("fp32", 2.0), ("int4", 1.0))]
     now, used = 0.0, []
     monkeypatch.setattr(auto, "time", types.SimpleNamespace(perf_counter=lambda: now))

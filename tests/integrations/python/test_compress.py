@@ -310,7 +310,7 @@ def closed(rank: int):
     train(model, optimizer, rank, steps=2)
     made.close()
     assert type(optimizer).step is optimizer.step.__func__
-    train(model, optimizer, rank, steps=2)  # on its own again
+    train(model, optimizer, rank, steps=2)  # without compression
     again = tw.compress(model, "int8")
     train(model, optimizer, rank, steps=2)
     again.close()

@@ -171,7 +171,7 @@ def refusals(rank: int):
         loss_of(model, data(1, rank)).backward()
         loss_of(model, data(1, rank)).backward()
     dist.barrier()  # the work in flight ends when the first rank leaves
-    with contextlib.suppress(thinwire.InvalidArgumentError):  # ends work the same way
+    with contextlib.suppress(thinwire.InvalidArgumentError):  # pending work fails alike
         optimizer.close()
 
 

@@ -91,7 +91,7 @@ def goes_on(rank: int, folder: str, kept: dict, source: str):
     """Return the references loaded, the weight of the next forward pass, and the number of exact
     gathers."""
     model, state = sharded("int4", gather="int4")
-    computed(model, rank)  # it has its own references now
+    computed(model, rank)  # makes references of its own
     model.reshard()
     with torch.no_grad():
         for name, p in model.named_parameters():

@@ -121,7 +121,7 @@ def changed_outside(rank: int, how: str):
             for name, p in model.state_dict().items()
         })  # fmt: skip
     elif how == "one":
-        if rank == 1:  # the ranks need not be told
+        if rank == 1:  # without telling the ranks
             with torch.no_grad():
                 model.layers[0].weight.to_local()[3, 5] = 40.0
     else:

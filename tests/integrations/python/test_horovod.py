@@ -155,7 +155,7 @@ def anew_while_rank_0_is_late(rank: int) -> list[float]:
     kept = []
 
     def late(*arguments: object) -> None:
-        kept.append(private.store_of(dist.group.WORLD))  # its server outlives the group
+        kept.append(private.store_of(dist.group.WORLD))  # keeps its server alive
         destroy(*arguments)
         time.sleep(0.5 * (rank == 0))
 

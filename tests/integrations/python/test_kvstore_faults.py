@@ -173,7 +173,7 @@ def test_a_worker_that_comes_late_in_sync_is_told_what_to_do(joining):
     assert late.exit_code(time.monotonic() + HANG_S) == 3
     words = late.printed.read_text()
     assert "failed MismatchError" in words and "take mode async or ssp" in words, words
-    for worker in workers:  # the others go on
+    for worker in workers:  # the others continue
         worker.await_lines(3 + len(worker.await_lines(1)))
 
 

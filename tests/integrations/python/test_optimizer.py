@@ -172,7 +172,7 @@ def unused(rank: int, policy: str, find: bool):
 def test_unused_parameters(find):
     results = [run(unused, policy, find) for policy in POLICIES]
     assert len({rank[0] for ranks in results for rank in ranks}) == 1
-    assert results[0][0][1]  # zeros and no gradient leave a fresh parameter alike
+    assert results[0][0][1]  # zero gradients move no fresh parameter
 
 
 def kept_while_unused(rank: int, codec: str):

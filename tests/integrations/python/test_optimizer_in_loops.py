@@ -148,7 +148,7 @@ def backward_twice(rank: int, on: set[int]):
             optimizer.step()
             optimizer.finish()
     dist.barrier()
-    with contextlib.suppress(thinwire.InvalidArgumentError):  # what was in flight ends the same way
+    with contextlib.suppress(thinwire.InvalidArgumentError):  # pending work fails alike
         optimizer.close()
 
 

@@ -326,7 +326,7 @@ def types_of(hint: Any) -> set[type]:
 
 def test_settings_have_types_that_fit_their_values():
     hints, fields = get_type_hints(Settings), get_type_hints(config.Config)
-    assert set(hints) == set(options.ARGUMENTS) - {"codec"}  # which is a separate argument
+    assert set(hints) == set(options.ARGUMENTS) - {"codec"}  # a separate argument
     for name, sample in SAMPLES.items():
         assert type(sample.value) in types_of(fields[name]), name
         if name in hints:

@@ -87,7 +87,7 @@ def go_on_alone(rank: int) -> list[float]:
     for ranks in ((0, 1), (0,)):  # 3 -> 2 -> 1
         if rank not in ranks:
             client = dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
-            client.set("rank 1 is through", "")  # rank 0's next configure() fails what is in flight
+            client.set("rank 1 is through", "")  # rank 0's next configure() fails pending work
             client.wait(["done"])
             return sums
         left = None
@@ -103,7 +103,7 @@ def go_on_alone(rank: int) -> list[float]:
         assert group.errored() is None
         sums.append(tensor[0].item())
     store.set("done", "")
-    assert store.check(["done"])  # it has gone through the server, which ends with this process
+    assert store.check(["done"])  # set() has reached the server, which ends with this process
     return sums
 
 

@@ -455,7 +455,7 @@ def predicted(rank: int, delay: int):
     """Train with rounds in predicted order, as over a slow link, and with announced rounds."""
     results = []
     for planned in (True, False):
-        model = make_mlp(seed=rank, width=WIDTH)  # so that the first meeting hands a state over
+        model = make_mlp(seed=rank, width=WIDTH)  # the first meeting sends a state
         inner = torch.optim.SGD(model.parameters(), lr=0.05)
         outer = torch.optim.SGD(model.parameters(), lr=0.7, momentum=0.9, nesterov=True)
         with sites.DiLoCo(

@@ -50,7 +50,7 @@ class FakeLighthouse:
 def lighthouse_meeting(monkeypatch, other_names: str, misses: int, talk, **options) -> list:
     """Members b and c meet, with others that have asked and do nothing more. Return what
     talk(member, server) returns for each."""
-    with reserved_port() as port:  # nobody else answers there after the server has closed
+    with reserved_port() as port:  # the port stays ours when the server closes
         server = socket.create_server(("127.0.0.1", port))
         place = f"127.0.0.1:{port}"
         others = [

@@ -1,5 +1,4 @@
-"""What rounds between sites keep: checkpoints for the same or another number of members, and the
-log."""
+"""Rounds between sites keep checkpoints, for the same or another number of members, and a log."""
 
 from __future__ import annotations
 
