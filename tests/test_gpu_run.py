@@ -29,8 +29,7 @@ KEYS = [
 
 
 def kernels_json(device="NVIDIA H100 80GB HBM3", copy="3.000", omit="", **changed) -> str:
-    """Return kernel_bench's output in its own form. changed: figures of the row that `omit` names, if
-    any."""
+    """Return kernel_bench's output. changed: figures of the row that `omit` names, if any."""
     rows = []
     for key in KEYS:
         figures = {"ratio_to_twin": "1.0500", "terabytes_per_second": "2.800"}
