@@ -203,8 +203,7 @@ class Program(Rank):
         super().__init__(_as_program, (program, arguments, printed, dict(environment)))
 
     def await_lines(self, count: int, timeout_s: float = HANG_S) -> list[str]:
-        """Wait until it has printed that many lines, and return all of them. Fails if it ends
-        earlier."""
+        """Wait until it has printed that many lines, and return all. Fails if it ends earlier."""
         end = time.monotonic() + timeout_s
         while True:
             ended = not self.process.is_alive()
@@ -282,8 +281,7 @@ def torchrun(
     timeout_s: float = HANG_S,
     environment: Mapping[str, str] | None = None,
 ) -> str:
-    """Like run_program(), but torchrun's agent starts the ranks, with its store and all its
-    variables."""
+    """Like run_program(), but torchrun's agent starts the ranks, with its store and variables."""
     with tempfile.TemporaryDirectory() as folder:
         call = (program, arguments, Path(folder), world, dict(environment or {}))
         with started(_as_torchrun, [call]) as agents:

@@ -58,8 +58,7 @@ def test_links_lead_somewhere(page):
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_files_in_tables_are_there(page):
-    """A folder's page lists its files in a table `file | is`. The names in its first column must
-    exist."""
+    """A folder's page lists its files in a table `file | is`; names in its first column exist."""
     for table in re.findall(r"^\| *file *\|.*\n\|[-|]+\n((?:\|.*\n?)+)", page.read_text(), re.M):
         for row in table.splitlines():
             for word in re.findall(r"`([\w./*-]+)`", row.split("|")[1]):
@@ -69,8 +68,7 @@ def test_files_in_tables_are_there(page):
 
 
 def messages() -> list[str]:
-    """Return the messages of the table by symptom: everything in backticks in its column
-    `message`."""
+    """Return the messages of the table by symptom: text in backticks in its column `message`."""
     page = (ROOT / "docs/reference/errors.md").read_text()
     table = re.search(r"^\| symptom \| message .*\n\|[-|]+\n((?:\|.*\n)+)", page, re.M)[1]
     cells = [line.split(" | ")[1] for line in table.splitlines()]

@@ -1,5 +1,4 @@
-"""The house rules that a compiler does not check: which files include which, and which names stay
-where."""
+"""The house rules that a compiler does not check: which files include which, where names stay."""
 
 import os
 import pathlib
@@ -172,8 +171,7 @@ DEFINITIONS = re.compile(
 
 
 def types_of(text: str) -> list[str]:
-    """Return the types that a file defines at namespace scope, except those with internal
-    linkage."""
+    """Return the types that a file defines at namespace scope, except with internal linkage."""
     found, scopes = [], []
     for token in DEFINITIONS.finditer(without_comments(text)):
         if token["space"] is not None:
@@ -206,8 +204,8 @@ def test_a_type_is_defined_once():
 
 
 def read_by_nvcc() -> set[pathlib.Path]:
-    """Return files that a .cu includes, directly or not. nvcc never compiles Abseil, so they may
-    need std."""
+    """Return files that a .cu includes, directly or not. They may need std: nvcc never sees
+    Abseil."""
     seen: set[pathlib.Path] = set()
     left = [path for path in SOURCES if path.suffix in {".cu", ".cuh"}]
     while left:
@@ -227,8 +225,7 @@ STEADY = ROOT / "transport/steady_cond_var.h"
 
 @pytest.mark.parametrize("path", sorted(set(SOURCES) - read_by_nvcc() - {STEADY}), ids=name)
 def test_locks_are_abseils(path):
-    """Clang's analysis knows the fields that an absl::Mutex guards, and the sanitizers know its
-    waits."""
+    """Clang's analysis knows what an absl::Mutex guards, and the sanitizers know its waits."""
     text = without_comments(path.read_text())
     found = re.findall(
         r"\bstd::(?:\w*mutex|lock_guard|unique_lock|scoped_lock|condition_variable\w*)\b", text
@@ -266,8 +263,7 @@ FRAGMENTS_ALLOWED_IN = ROOT / "transport" / "nccl"
 
 
 def fragments_in(text: str) -> list[str]:
-    """Return the comments that begin with What, Of, Who or Whether: most are sentences without a
-    subject."""
+    """Return the comments that begin with What, Of, Who or Whether: most lack a subject."""
     found, was_comment = [], False
     for line in text.splitlines():
         comment = re.search(r"//\s*(.*)", line)

@@ -1,5 +1,4 @@
-"""The benchmarks' codecs over many shards at once give the library's values and residuals, bit for
-bit."""
+"""Batched codecs of the benchmarks give the library's values and residuals, bit for bit."""
 
 import math
 
@@ -25,8 +24,7 @@ def bits(x) -> torch.Tensor:
 
 
 def hold(spec: str, steps: list[torch.Tensor], feedback: bool = True) -> None:
-    """Check steps of shape [..., n] against the library's encode() and decode(), each with its own
-    residuals."""
+    """Check steps of shape [..., n] against the library's codecs, each with its own residuals."""
     ours = torch.zeros_like(steps[0]) if feedback else None
     theirs = torch.zeros_like(steps[0]).flatten(0, -2)
     n = steps[0].shape[-1]

@@ -26,8 +26,7 @@ def test_the_committed_page_is_what_the_script_gives():
 
 
 def wire_bytes(nodes: int, gpus: int, codec: str, topology: str) -> float:
-    """Return the bytes per element that a rank of a real group sends. The ranks are threads
-    here."""
+    """Return the bytes per element that a rank of a real group sends; ranks are threads here."""
     world = nodes * gpus
     settings = config.Config(
         codec=codec, topology=topology, local_size=gpus, min_bytes=0, timeout_s=60,

@@ -69,8 +69,7 @@ class Echo:
         return float(out) if client.returncode == 0 else float("inf")
 
     def quickest(self, source: int, size: int = 0, *, below: float) -> float:
-        """Measure until a result is less than `below`, and return the smallest: a busy machine only
-        adds time."""
+        """Return the smallest of measurements until one is below `below`: load only adds time."""
         least = float("inf")
         for _ in range(50):
             least = min(least, self.seconds(source, size))

@@ -1,5 +1,4 @@
-"""Every cell of the map is saved as soon as it is measured, and a saved cell is not measured
-again."""
+"""Every cell of the map is saved once it is measured, and is then not measured again."""
 
 import argparse
 import contextlib
@@ -16,8 +15,7 @@ from bench.never_slower import FIELDS
 
 @pytest.fixture
 def measured(monkeypatch):
-    """Return the list of measured cells. A fake measures them, without ranks in a lab; a cell "20"
-    fails."""
+    """Return the list of cells measured, by a fake instead of ranks in a lab. A cell "20" fails."""
     found = []
 
     @contextlib.contextmanager

@@ -26,8 +26,7 @@ def simulate(
     *units: tuple[int, float, float], order: str = ANNOUNCED, ranks: int = 2, rate: float = RATE,
     latency_s: float = 0.0, jitter: float = 0.0, straggling: float = 0.0, seed: int = 1,
 ) -> harness.Row:  # fmt: skip
-    """units: (elements, seconds of the forward pass, seconds of the backward pass), in forward
-    order."""
+    """units: (elements, seconds of forward pass, seconds of backward pass), in forward order."""
     layers = " ".join(f"{number}" for unit in units for number in unit)
     line = f"{ranks} {rate} {latency_s} {jitter} {straggling} {seed} {order} {layers}"
     return harness.simulate("steps", [line])[0]

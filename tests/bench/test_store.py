@@ -1,5 +1,4 @@
-"""The store's benchmark: the speed that the bytes allow, the orders of a step's calls, and a row's
-columns."""
+"""The store's benchmark: the speed that the bytes allow, the orders of calls, a row's columns."""
 
 import argparse
 
@@ -51,8 +50,7 @@ def test_a_step_pushes_as_its_order_says(name, monkeypatch):
 
 
 def test_orders_take_turns_in_one_run(monkeypatch):
-    """Each order is measured with a store of its codec. In MXNet's order the store's keys are not
-    sliced."""
+    """Each order has a store of its codec. In MXNet's order the store's keys are not sliced."""
     used, measured = [], {}
     monkeypatch.setattr(store, "LAYERS", {"only": (8, 1.0)})
     monkeypatch.setattr(store, "order", lambda name, stores: used.append((name, stores)))

@@ -1,5 +1,4 @@
-"""Runs that are trained side by side give the results of runs that are trained one after the
-other."""
+"""Runs that are trained side by side give the same results as one after the other."""
 
 import dataclasses
 import itertools

@@ -80,8 +80,7 @@ class Actor:
         communicator.close()
 
     def _await_all(self) -> None:
-        """Wait until all processes have started: on a busy machine this takes long, and no timeout
-        may include it."""
+        """Wait until all processes have started. This can take long, so no timeout includes it."""
         (self._folder / f"rank{self._rank}.is_here").touch()
         while len(list(self._folder.glob("rank*.is_here"))) < self._case.world:
             time.sleep(0.001)

@@ -37,8 +37,7 @@ def open_nodes(count: int) -> Iterator[list[str]]:
 
 @contextlib.contextmanager
 def inside(node: str | None) -> Iterator[None]:
-    """The calling thread, and threads that it starts, are on the node. None: they stay where they
-    are."""
+    """The calling thread and threads that it starts are on the node; None: they do not move."""
     if node is None:
         yield
         return

@@ -39,8 +39,7 @@ GROWTH_MB = 8.0  # of a survivor's memory over the second half of the run
 
 
 def be_member(name: str, address: str, folder: str, rounds: int) -> None:
-    """Train until the group has made `rounds`. Writes a line to this member's file for each round
-    it commits."""
+    """Train until the group has made `rounds`, and write a line per committed round to a file."""
     errors = os.open(f"{folder}/{name}.err", os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
     os.dup2(errors, 2)
     import torch

@@ -15,8 +15,7 @@ from cases import Case
 
 
 class Striker:
-    """Strikes the victim; does nothing on other ranks. abort: fails the group; set once there is
-    one."""
+    """Strikes the victim; does nothing on other ranks. abort: fails the group, if there is one."""
 
     abort: Callable[[], None]
 
@@ -30,7 +29,7 @@ class Striker:
             self._strike()
 
     def soon(self, phase: str, within_s: float) -> None:
-        """Like now(), but from another thread, at the case's moment within the next `within_s`
+        """Like now(), but from another thread, at the case's moment of the next `within_s`
         seconds."""
         if not self._armed or phase != self._case.phase:
             return

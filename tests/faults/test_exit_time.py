@@ -46,8 +46,7 @@ def test_an_exit_without_close_takes_as_long_as_plain_ddps(tmp_path, script, end
 
 
 def are_alike(seconds: dict[str, list[list[float]]]) -> bool:
-    """Compare per rank: a rank that waits for the other one's end is fast exactly if the other is
-    slow."""
+    """Compare per rank: a rank that waits for the other's end is fast if the other is slow."""
     for rank in range(2):
         plain, ours = ([turn[rank] for turn in seconds[how]] for how in ("plain", "thinwire"))
         if min(ours) > RATIO * max(plain) + NOISE_S:

@@ -20,8 +20,7 @@ def test_a_killed_rank_is_named_on_every_other(phase):
 
 
 def test_a_rank_of_four_that_dies_when_it_has_just_connected():
-    """With four or more ranks the group also looks for nodes; no rank may wait there for the dead
-    one."""
+    """With four or more ranks the group also looks for nodes, without waiting for a dead rank."""
     expect_no_problem(draw(142106, "connecting", "SIGKILL", 8.0).on_one_node())
 
 

@@ -1,5 +1,4 @@
-"""One rank started by a launcher: it meets the others, and prints its rank and the sum over all
-ranks."""
+"""One rank of a launcher: it meets the others, and prints its rank and the sum of all ranks."""
 
 import thinwire
 import thinwire.launch

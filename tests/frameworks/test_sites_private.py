@@ -1,5 +1,4 @@
-"""integrations/examples/sites_private.py: two sites train with Opacus, learn, and report an
-epsilon."""
+"""integrations/examples/sites_private.py: two sites learn with Opacus, and report an epsilon."""
 
 from __future__ import annotations
 

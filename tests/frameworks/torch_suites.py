@@ -178,8 +178,7 @@ def prepare_diloco(backend: str, _folder: str) -> Classes:
 
 
 def prepare_horovod(_backend: str, _folder: str) -> Classes:
-    """Return the suite's class. Each of its tests runs on all ranks, and has the worst of their
-    outcomes."""
+    """Return the suite's class. Each test runs on all ranks, and has the worst outcome of them."""
     os.environ |= {"THINWIRE_CODEC": "fp32", "OMP_NUM_THREADS": "1"}
     import thinwire.horovod
     import torch

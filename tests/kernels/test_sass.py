@@ -1,5 +1,4 @@
-"""kernels/sass.md agrees with this build's machine code, and scripts/sass_table.py counts
-correctly."""
+"""kernels/sass.md agrees with this build's machine code, and scripts/sass_table.py counts right."""
 
 import pathlib
 import sys

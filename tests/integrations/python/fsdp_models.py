@@ -30,8 +30,7 @@ def sharded(
     spare: bool = False,
     **options,
 ) -> tuple[torch.nn.Module, Compression | None]:
-    """Return (model, compression); codec None: plain FSDP2. spare: the last part is trained,
-    too."""
+    """Return (model, compression); codec None: plain FSDP2. spare: train the last part too."""
     policy = {"mp_policy": options.pop("mp_policy")} if "mp_policy" in options else {}
     model = Net()
     model.spare.requires_grad_(spare)

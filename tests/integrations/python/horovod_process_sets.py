@@ -149,8 +149,7 @@ def check_the_rank_that_joins_last_is_returned(rank: int) -> None:
 
 
 def check_ranks_that_have_joined_give_zeros(rank: int) -> None:
-    """Holds for named and unnamed calls, of the engine, of codecs first connected here, and of
-    others."""
+    """Holds for named and unnamed calls: the engine's, codecs first connected here, and others."""
     if rank != 1:
         for dtype in (torch.float32, torch.bfloat16, torch.float64, torch.int32):
             tensor = torch.tensor([3, 6 + rank]).to(dtype)

@@ -97,8 +97,8 @@ def check_sum_is_twice_the_mean(rank: int) -> None:
 
 
 def check_predividing_changes_nothing(rank: int) -> None:
-    """Horovod divides by a part of the count before the sum, against overflow. Here sums are in
-    fp32."""
+    """Horovod divides by a part of the count before the sum, against overflow; sums are fp32
+    here."""
     models = net(), net()
     divided = wrapped(models[0], compression=INT4, gradient_predivide_factor=2.0)
     plain = wrapped(models[1], compression=INT4)

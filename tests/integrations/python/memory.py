@@ -9,8 +9,7 @@ import pytest
 
 
 class _Mallinfo2(ctypes.Structure):
-    """The struct of malloc.h: uordblks is the bytes in use, hblkhd the bytes in separate
-    mappings."""
+    """malloc.h's struct: uordblks is the bytes in use, hblkhd the bytes in separate mappings."""
 
     _fields_ = [(name, ctypes.c_size_t) for name in (
         "arena", "ordblks", "smblks", "hblks", "hblkhd",

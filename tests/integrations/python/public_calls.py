@@ -1,5 +1,4 @@
-"""Every public function, constructor and method of thinwire and thinwire.torch, with valid
-arguments."""
+"""Valid calls of every public function, constructor and method of thinwire and thinwire.torch."""
 
 from __future__ import annotations
 

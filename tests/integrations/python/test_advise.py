@@ -420,8 +420,7 @@ def test_auto_goes_back_where_it_loses():
 
 
 def changed(rank: int):
-    """Return the residuals before and after a change of codec, and whether a step still uses
-    them."""
+    """Return the residuals before and after a change of codec, and whether a step uses them."""
     model = make_mlp()
     sgd = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     optimizer = Wrapped(sgd, model, codec="int4", momentum=0.9, min_bytes=0)

@@ -69,8 +69,7 @@ def test_sum_and_mean(op, factor, name):
 
 
 def repeat(rank: int, name: str | None):
-    """Return the sum over 50 calls of the same small element in a tensor that also has large
-    ones."""
+    """Return the sum over 50 calls of a small element in a tensor that also has large ones."""
     total = torch.zeros(40_000)
     for _ in range(50):
         tensor = torch.full((40_000,), 0.01)

@@ -1,5 +1,4 @@
-"""Arguments of a wrong kind are typed errors that say what was expected, before anything is
-sent."""
+"""Arguments of a wrong kind are typed errors that name what was expected, before any sending."""
 
 from collections.abc import Callable
 from typing import Any

@@ -163,8 +163,7 @@ def test_bits_are_those_of_compress_where_the_layouts_agree(tmp_path):
 
 
 class Normalize(torch.autograd.Function):
-    """Normalizes by statistics of all ranks, which forward and backward reduce, like
-    SyncBatchNorm."""
+    """Normalizes by statistics of all ranks, reduced in forward and backward like SyncBatchNorm."""
 
     @staticmethod
     def forward(ctx, x, kept):
@@ -415,8 +414,7 @@ def without_memory_for_references(rank: int, store: str) -> tuple[list[torch.Ten
 
 
 def test_backward_passes_that_gather_in_smaller_groups_get_the_weights_of_today(tmp_path):
-    """Each of these groups is used in backward passes only, so a reference would be out of date
-    there."""
+    """These groups are used in backward passes only, so a reference would be out of date."""
     parts = run(fsdp2_gathering, str(tmp_path / "a"), 2, world=4, environment=GATHERING)
     whole = run(fsdp2_gathering, str(tmp_path / "b"), True, world=4, environment=GATHERING)
     assert parts[0][1]["gather"]["repeated"] == 0 < whole[0][1]["gather"]["repeated"]

@@ -96,8 +96,8 @@ SUM, SCATTER, GATHER = ("all_reduce", "sum"), ("reduce_scatter", "mean"), ("all_
     "codec, bit", [("int8", 0), ("int8", 30), ("onebit", 30), ("topk", 0), ("fp32", 0)]
 )
 def test_a_flipped_bit_of_one_rank_is_named(codec, bit):
-    """A flip of a mantissa's lowest bit stays within every limit; only comparison with other ranks
-    finds it."""
+    """A mantissa's lowest bit stays within every limit; only comparison with other ranks finds
+    it."""
     for verdicts in run(flipped, 1, bit, codec, SUM, COUNT, world=3):
         (wrong,) = [verdict for verdict in verdicts if verdict.faults]
         assert wrong.case[:3] == (codec, *SUM)

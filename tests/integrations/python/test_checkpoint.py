@@ -57,8 +57,7 @@ def test_resuming_is_bitwise_never_having_stopped():
 
 
 def forget(rank: int):
-    """Train like train_through(), but lose the residuals. The result must differ, or that test
-    proves nothing."""
+    """Like train_through(), but lose the residuals. The result must differ from that test's."""
     model = make_mlp()
     ddp, state = wrap(model, "int4", find_unused_parameters=True)
     train(ddp, 5)
@@ -137,8 +136,7 @@ def test_a_dict_that_does_not_fit_is_refused():
 
 
 def under_other_defaults(rank: int):
-    """Return a state dict's residuals, and those saved and loaded again under other defaults of
-    torch."""
+    """Return residuals, and those saved and loaded again under other defaults of torch."""
     ddp, state = wrap(make_mlp(), "int4")
     train(ddp, 2)
     saved = [state.state_dict()["residuals"]]

@@ -116,8 +116,7 @@ def is_program(block: Block) -> bool:
 
 
 def is_excerpt(block: Block) -> bool:
-    """Return whether the block shows lines of a program in integrations/examples, which needs a
-    framework."""
+    """Return whether the block is from a program in integrations/examples with a framework."""
     return bool(needs(block)) or "ray.train" in block.text
 
 

@@ -44,8 +44,7 @@ def test_a_state_made_before_the_process_group_trains_as_usual(tmp_path):
 
 
 def made_in_two_orders(rank: int, folder: str):
-    """States made before the group join in the order of first use, not in the order of
-    construction."""
+    """States made before the group join in the order of first use, not of construction."""
     dist.destroy_process_group()
     states = {codec: State(codec, min_bytes=0) for codec in ("int4", "int8")[:: 1 - 2 * rank]}
     dist.init_process_group("gloo", init_method=f"file://{folder}/again", rank=rank, world_size=2)
@@ -130,8 +129,7 @@ def test_momentum_must_be_taken_first():
 
 
 def resumed(rank: int):
-    """Train six steps at once, and three and three with a checkpoint into another exchange in
-    between."""
+    """Train six steps at once, and three and three with a checkpoint into another exchange."""
     digests = []
     for cuts in ([6], [3, 3]):
         model = make_mlp()
@@ -275,8 +273,7 @@ def test_a_failure_on_one_rank_ends_the_step_on_all():
 
 
 def buckets_before(rank: int):
-    """The first step has a bucket that never comes again, like DDP's first step. Later steps
-    repeat."""
+    """The first step has a bucket that never comes again, as DDP's may. Later steps repeat."""
     exchange = GradientExchange("int4", min_bytes=0, planned=True)
     names = ("once", "always")
     buckets = {n: exchange.bucket(n, [(n, 5000)], torch.float32) for n in names}

@@ -1,5 +1,4 @@
-"""codec="auto" under FSDP2 tries the codecs in turn, and in the end all ranks choose the same
-one."""
+"""codec="auto" under FSDP2 tries codecs in turn, and all ranks choose the same one in the end."""
 
 import contextlib
 import random
@@ -140,8 +139,7 @@ class Busy:
     ],
 )
 def test_on_a_busy_machine_it_is_near_the_best_codec(one_rank, true):
-    """In 95 of 100 runs it chooses a codec within 5 % of the best one, and in 99 at most 2 % slower
-    than fp32."""
+    """95 of 100 choices are within 5 % of the best codec, 99 at most 2 % slower than fp32."""
     taken = [true[decided(true, Busy(seed))] for seed in range(100)]
     assert sum(min(true.values()) / each >= 0.95 for each in taken) >= 95
     assert sum(each <= 1.02 * true["fp32"] for each in taken) >= 99

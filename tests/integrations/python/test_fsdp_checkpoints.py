@@ -88,7 +88,7 @@ def saved_with_references(rank: int, folder: str):
 
 
 def goes_on(rank: int, folder: str, kept: dict, source: str):
-    """Return the references loaded, the weight of the next forward pass, and the number of exact
+    """Return the loaded residuals, the next forward pass's weight, and the count of exact
     gathers."""
     model, state = sharded("int4", gather="int4")
     computed(model, rank)  # makes references of its own

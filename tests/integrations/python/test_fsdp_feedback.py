@@ -20,8 +20,7 @@ FITS = residuals.SHARE * BYTES
 
 
 def compressed(rank: int, codec, available: list[int], hosts: list[str], **options):
-    """Return (model, compression, warnings) of a rank whose host has `available[rank]` free
-    bytes."""
+    """Return (model, compression, warnings); the rank's host has available[rank] free bytes."""
     # Each rank has its own process, so this replaces only its own function.
     residuals.memory_of_host = lambda: (hosts[rank], available[rank])
     model, _ = sharded(None)

@@ -34,8 +34,7 @@ def watch(model: torch.nn.Module) -> list[torch.Tensor]:
 
 
 def computed_with(rank: int, gather, reference, dtype: torch.dtype | None):
-    """Return the weights that three passes compute with, those of the shards, and the
-    statistics."""
+    """Return the weights that three passes compute with, those of the shards, and the stats."""
     policy = MixedPrecisionPolicy(param_dtype=dtype)
     model, state = sharded("fp32", mp_policy=policy, gather=gather, reference=reference)
     seen, kept = watch(model), []
@@ -180,7 +179,7 @@ def test_asynchronous_gathers_are_waited_for(gather, reference):
 
 
 def in_smaller_groups(rank: int):
-    """After a forward pass FSDP2 keeps halves of the weights, and gathers them within pairs of
+    """After a forward pass FSDP2 keeps halves of the weights, and gathers them in pairs of
     ranks."""
     model = Net()
     for layer in model.layers:

@@ -68,8 +68,7 @@ def test_every_operation_of_fsdp2(dtype, factor):
 
 
 def accumulated(rank: int, codec, options: dict):
-    """Run two passes that reduce over the shards only, and a last one that reduces over replicas
-    too."""
+    """Two passes reduce over the shards only, and a last one reduces over replicas too."""
     model, state = hybrid(codec, **options)
     model.set_requires_all_reduce(False)
     loss_of(model, 0, rank).backward()

@@ -14,8 +14,7 @@ from thinwire.torch.advanced import GatheredState, NamedResiduals, merge_state_d
 
 
 def through_rank_0(rank: int, saved: dict, path: str) -> dict:
-    """Save and load like a framework: rank 0 writes its state dict, and all ranks read that
-    file."""
+    """Save and load like a framework: rank 0 writes its state dict, all ranks read that file."""
     if rank == 0:
         torch.save(saved, path)
     dist.barrier()

@@ -1,5 +1,4 @@
-"""The program in the guide that recovers, and its code for new adapters, run as they are
-printed."""
+"""The guide's program that recovers, and its code for new adapters, run as printed."""
 
 import re
 from pathlib import Path

@@ -65,8 +65,7 @@ def killed(rank: int, victim: int) -> None:
 
 
 def test_a_killed_rank_is_told_inside_its_node_and_outside():
-    """The error comes at once, as between flat ranks; at the deadline it would be a
-    TimeoutError."""
+    """The error comes at once, as between flat ranks; at the deadline it is a TimeoutError."""
     victim = 1
     for rank, outcome in enumerate(outcomes_of(killed, victim, world=4)):
         if rank == victim:

@@ -1,5 +1,4 @@
-"""thinwire.kvstore: MXNet's method names, optimizers on the server, and both launchers'
-processes."""
+"""thinwire.kvstore: MXNet's method names, optimizers on the server, both launchers' processes."""
 
 import threading
 

@@ -31,8 +31,7 @@ def test_states_that_are_not_used_count_for_nothing():
 
 
 def over_a_new_group(rank: int):
-    """Make the state first and the process group afterwards, like trainers that make their own
-    group."""
+    """Make the state first and the process group later, like trainers that make their own."""
     state = State("int4", min_bytes=0)
     store = dist.group.WORLD and dist.distributed_c10d._get_default_store()
     dist.destroy_process_group()

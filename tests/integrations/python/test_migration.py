@@ -53,8 +53,7 @@ class Program(NamedTuple):
 
 
 def programs(folder: Path) -> tuple[list[Program], list[dist.TCPStore]]:
-    """Write the programs, each with its own store. This process serves the stores, like torchrun's
-    agent."""
+    """Write the programs, each with its own store, served by this process like torchrun's agent."""
     found, stores = [], []
     for diff in DIFFS:
         for when, text in (("before", diff.without("+")), ("after", diff.without("-"))):

@@ -331,8 +331,7 @@ def test_onebit_adam_trains_as_adamw_does(codec):
 
 
 def of_images(rank: int, memory_format, adam: bool):
-    """Return the weights after steps. The optimizer owns the momentum first, then the state takes
-    it."""
+    """Return the weights after steps; the state takes the optimizer's momentum along the way."""
     torch.manual_seed(7)
     model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.Conv2d(8, 4, 1))
     model.to(memory_format=memory_format)

@@ -28,8 +28,7 @@ pytestmark = pytest.mark.skipif(
 
 
 def run(preload=True, command=(), **variables):
-    """Return the program's largest errors by call, which all ranks must agree on, and its
-    stderr."""
+    """Return the program's errors by call, equal on all ranks, and its stderr."""
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith("THINWIRE_")
     }

@@ -133,8 +133,8 @@ def test_gradient_accumulation_sends_once():
 
 
 def never_used(rank: int):
-    """Return whether a layer that no rank uses is unchanged, and the same for a layer that all
-    use."""
+    """Return whether a layer that no rank uses stays the same, and whether one that all use
+    does."""
     model = Shuffled()
     model.skip = "a"
     before = [layer.weight.detach().clone() for layer in (model.a, model.b)]
@@ -313,8 +313,7 @@ def test_a_gradient_that_checkpoints_make_twice_is_told_from_two_backward_passes
 
 
 def interrupted(rank: int, policy: str):
-    """Rank 0 gets Ctrl-C while it waits for a mean, and calls close() on the way out, like a
-    finally."""
+    """Rank 0 gets Ctrl-C while it waits for a mean, and then calls close(), as a finally would."""
     model = make_mlp()
     optimizer = wrapped(model, policy)
     train(model, optimizer, 1, rank)

@@ -81,8 +81,7 @@ def test_a_loss_scaler_skips_the_step_on_all():
 
 
 def scaled_without_means(rank: int, policy: str, fused: bool):
-    """Each rank would unscale its own gradients, but not the means of those that it has already
-    sent."""
+    """Each rank would unscale its own gradients, but not the means of those already sent."""
     model = make_mlp()
     sgd = torch.optim.SGD(model.parameters(), lr=0.05, fused=fused)
     compression = thinwire.torch.compress(model, "fp32", optimizer=sgd, policy=policy)
@@ -162,8 +161,8 @@ def penalty_of(model: torch.nn.Module) -> torch.Tensor:
 
 
 def penalty_before_forward(rank: int, finishes: bool):
-    """The gradients of the penalty are computed before the forward pass, and must be those of the
-    finished step."""
+    """The penalty's gradients are computed before the forward pass, with the finished step's
+    weights."""
     model, expected = make_mlp(), make_mlp()
     sgd = make_sgd(expected)
     optimizer = wrapped(model)

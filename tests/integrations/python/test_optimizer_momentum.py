@@ -91,8 +91,7 @@ def test_a_resumed_run_goes_on_bit_by_bit():
 
 
 def half_way(rank: int, loads: bool):
-    """The compression takes over a plain optimizer's buffers: those it holds, or those in its
-    state_dict."""
+    """The compression takes over an optimizer's buffers: those it holds, or of its state_dict."""
     model = make_mlp()
     sgd = make_sgd(model, weight_decay=0.01)
     train(model, sgd, 0, 5)  # same batches on both ranks

@@ -34,8 +34,7 @@ def clean_environment(monkeypatch):
 
 
 class Sample(NamedTuple):
-    """A value of a setting, the same value as text, another value, and the first value as the C
-    field(s)."""
+    """A value of a setting, the same as text, another value, and the first as the C field(s)."""
 
     value: Any
     text: str
@@ -75,8 +74,7 @@ def settings() -> list[str]:
 
 
 def sample_of(option: options.Option) -> Sample | None:
-    """Return a sample for a kind whose settings all accept it. A new setting is thus tested at
-    once."""
+    """Return a sample for a kind whose settings all accept it, so new settings are tested too."""
     if option.kind is options._FLAG:
         return Sample(True, "1", False, {option.field: 1} if option.field else {})
     if option.kind is options._TEXT:

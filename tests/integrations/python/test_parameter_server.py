@@ -1,5 +1,4 @@
-"""ParameterServerOptimizer: torch's loops in every mode, pushes in backward(), and shared
-batches."""
+"""ParameterServerOptimizer: torch's loops in every mode, pushes in backward(), shared batches."""
 
 import copy
 import io
@@ -40,8 +39,7 @@ served.close()
 
 @pytest.mark.parametrize("overlap", ["overlap", "step"])
 def test_a_rate_by_epoch_in_ssp_waits_for_no_gradient(overlap, tmp_path):
-    """Worker 0 waits for the new rate while the other worker makes more updates than the bound
-    allows."""
+    """Worker 0 waits for the new rate while the other makes more updates than the bound allows."""
     program = tmp_path / "rates.py"
     program.write_text(RATES)
     printed = run_program(
@@ -259,7 +257,7 @@ def test_models_train_in_every_mode(mode, lr, tmp_path):
 
 
 class ReadsOthers(torch.nn.Module):
-    """Attention, which reads a child's weight without calling the child, and a parent that does the
+    """Attention, which reads a child's weight without calling it, and a parent that does the
     same."""
 
     def __init__(self) -> None:

@@ -1,5 +1,4 @@
-"""Private names of torch are used in one file only, so that a new version of torch requires fixes
-in one file."""
+"""Private names of torch are used in one file only: a new torch requires fixes in one place."""
 
 import ast
 from pathlib import Path

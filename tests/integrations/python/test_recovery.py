@@ -102,8 +102,7 @@ def test_two_of_three_ranks_go_on(way, tmp_path):
 
 
 def lose_the_means(until: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All exchanges of this rank end normally, and then raise an error here, once `until`
-    exists."""
+    """This rank's exchanges end normally, and then raise an error here, once `until` exists."""
     ended = comm.Bucket.wait_stream
 
     def wait_stream(bucket: comm.Bucket, stream: int | None) -> None:
@@ -116,8 +115,7 @@ def lose_the_means(until: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def fail_on_rank_0(rank: int, way: str, folder: str):
-    """Return a trainer. Rank 1 has completed a step, including its last parameter, that fails on
-    rank 0."""
+    """Return a trainer. Rank 1 completes a step, up to the last parameter, that fails on rank 0."""
     trainer, made = Trainer(way), Path(folder) / "made"
     for step in range(LAST):
         trainer.step(step, rank)

@@ -66,8 +66,7 @@ kv.close()
 
 
 def test_mxnets_checks_of_row_sparse_hold(tmp_path):
-    """Runs over ZeroMQ. tests/schedule/store/rows_test.cc has other numbers of workers and
-    servers."""
+    """Over ZeroMQ; tests/schedule/store/rows_test.cc has other numbers of workers and servers."""
     program = tmp_path / "checks.py"
     program.write_text(CHECKS)
     printed = run_program(program, "dist_sync", world=4, environment={"THINWIRE_SERVERS": "2"})
@@ -112,8 +111,7 @@ def test_rows_are_pushed_and_pulled(kv):
 
 
 def test_rows_are_pushed_and_pulled_by_one_message(kv):
-    """The pulled rows may differ from the pushed rows, and dense keys travel in the same
-    message."""
+    """The pulled rows may differ from the pushed ones; dense keys travel in the same message."""
     table = torch.arange(8.0).reshape(4, 2)
     kv.init("t", table, row_sparse=True)
     kv.init("w", torch.ones(3))

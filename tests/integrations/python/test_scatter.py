@@ -91,8 +91,7 @@ def test_wrong_calls_say_what_was_expected():
 
 
 def as_torch(rank: int):
-    """Compare our calls and torch's, with equal arguments, by name and by position, on two of three
-    ranks."""
+    """Compare our calls and torch's, by name and by position, on two of three ranks."""
     group = dist.new_group([0, 1])
     whole = torch.arange(4.0) + rank
     mine, ours, theirs = torch.zeros(2), torch.zeros(4), torch.zeros(4)

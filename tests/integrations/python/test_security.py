@@ -1,5 +1,4 @@
-"""The promises of SECURITY.md: the addresses on which ranks listen, and what is never written
-down."""
+"""The promises of SECURITY.md: where the ranks listen, and what is never written down."""
 
 from __future__ import annotations
 

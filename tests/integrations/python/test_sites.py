@@ -377,8 +377,7 @@ def test_one_poisoner_of_five_changes_little(aggregate):
 
 
 def unlike_updates(members, numel=3000):
-    """Return flat updates of members that have learned different things, and the result before
-    them."""
+    """Return flat updates of members that learned different things, and the result before."""
     draw = np.random.default_rng(members)
     common = draw.normal(size=numel)
     rows = [(common + 2 * draw.normal(size=numel)).astype(np.float32) for _ in range(members)]

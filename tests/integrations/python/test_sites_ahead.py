@@ -179,8 +179,7 @@ def test_that_comparison_sees_what_is_not_taken_back():
 
 
 def fails_in_the_last_chunk(_rank: int, fails: bool, takes_back: bool):
-    """Return what was applied in each call, and whether anything of it is left if the last chunk
-    fails."""
+    """Return what was applied in each call, and whether anything of it is left afterwards."""
     torch.manual_seed(5)
     model = torch.nn.Sequential(*(torch.nn.Linear(512, 512, bias=False) for _ in range(4)))
     inner = torch.optim.SGD(model.parameters(), lr=0.05)
@@ -229,8 +228,7 @@ def test_each_parameter_is_applied_once():
 
 
 def dies_before_its_vote(rank: int, address: str, folder: str, alpha):
-    """Member 1 of three dies after the others have applied the round, while they wait for its
-    vote."""
+    """Member 1 of three dies after the others have applied the round and wait for its vote."""
     store = dist.TCPStore("127.0.0.1", int(address), is_master=False)
     model = make_mlp(seed=rank, width=WIDTH)
     inner = torch.optim.SGD(model.parameters(), lr=0.05)
@@ -350,8 +348,7 @@ def test_the_first_chunk_is_encoded_before_the_rest_is_computed():
 
 
 def starts_of(rank: int) -> list[tuple[str, int]]:
-    """Return the exchanges of a round's update in the order in which they were started, with their
-    bytes."""
+    """Return the exchanges of a round's update in the order of their start, with their bytes."""
     start, started = Meeting.start, []
 
     def noted(self, name, mine):

@@ -136,8 +136,7 @@ def test_rounds_by_the_clock_count_what_all_ranks_of_a_site_saw():
 
 
 def resumed(rank: int, delay: int, alpha, first_only: bool):
-    """Train 20 steps without a break; and 8 steps, a checkpoint, and the other 12 in another
-    object."""
+    """Train 20 steps; and 8 steps, a checkpoint, and the other 12 in another object."""
     groups = Groups(rank)
 
     def fresh():

@@ -76,8 +76,7 @@ LAST = 11
 
 
 def check_alike(*kept: dict) -> None:
-    """Check that all have the same state, and the same rounds from the first round common to
-    all."""
+    """Check that all have the same state, and the same rounds from the first common one on."""
     assert len({each["bits"] for each in kept}) == 1
     first = max(min(each["reports"]) for each in kept)
     rounds = [{n: r for n, r in each["reports"].items() if n >= first} for each in kept]
@@ -256,8 +255,7 @@ def test_a_stopped_member_comes_back_with_its_steps(address, tmp_path):
 
 
 def stopped_while_connecting(rank: int, address: str, folder: str):
-    """Member 2 joins two others, stops after it has published its address, and is never
-    continued."""
+    """Member 2 joins two others, stops after publishing its address, and is never continued."""
     pid_file, together = os.path.join(folder, "pid"), os.path.join(folder, "together")
     while rank == 2 and not os.path.exists(together):
         time.sleep(0.01)

@@ -275,8 +275,7 @@ def test_weights_count_and_too_few_speakers_wait_for_the_next_round():
 
 
 def test_no_mask_is_used_twice_over_many_attempts(monkeypatch):
-    """100,000 attempts at rounds among three members, in which drop-outs end meetings at any
-    moment."""
+    """100,000 attempts at rounds among three members; drop-outs end meetings at any moment."""
     used, pairs = set(), 0
 
     def count(key, nonce, length):
@@ -325,8 +324,8 @@ def test_a_public_key_that_fixes_the_secret_is_refused():
 
 
 def resumed(rank: int):
-    """Train 16 steps without a break; and 7 steps, a checkpoint with an open round, and the rest in
-    another object."""
+    """Train 16 steps; and 7 steps, a checkpoint with an open round, and the rest in another
+    object."""
 
     def make():
         model = make_mlp(width=WIDTH)

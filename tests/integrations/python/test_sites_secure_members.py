@@ -25,8 +25,7 @@ WIDTH = 64
 
 
 class Trainer:
-    """Trains among members that join and leave, and counts its steps and those that rounds
-    counted."""
+    """Trains among members that join and leave, and counts steps made and steps in rounds."""
 
     def __init__(self, rank: int, address: str, **options) -> None:
         host, _, port = address.partition(":")
@@ -57,8 +56,7 @@ class Trainer:
 
 
 def check_alike(kept: list[dict]) -> None:
-    """Check that all have the same state, and the same rounds from the first round common to
-    all."""
+    """Check that all have the same state, and the same rounds from the first common one on."""
     assert len({each["bits"] for each in kept}) == 1
     first = max(min(each["reports"]) for each in kept)
     rounds = [{n: r for n, r in each["reports"].items() if n >= first} for each in kept]
@@ -167,8 +165,7 @@ def one_has_the_sum(rank: int, address: str, folder: str):
 
 
 def test_a_sum_that_one_has_is_committed_by_all(tmp_path):
-    """Otherwise the next sum, over the remaining members, would reveal the update of the one that
-    died."""
+    """Otherwise the next sum, over the remaining members, would reveal the dead member's update."""
     server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     address = f"127.0.0.1:{server.port}"
     outcomes = outcomes_of(one_has_the_sum, address, str(tmp_path), world=4)

@@ -25,8 +25,7 @@ def step(model, optimizer, number: int, rank: int) -> None:
 
 
 def resumed(rank: int, delay: int, alpha):
-    """Train 20 steps without a break; and 8 steps, a checkpoint, and the other 12 in another
-    object."""
+    """Train 20 steps; and 8 steps, a checkpoint, and the other 12 in another object."""
 
     def make():
         model = make_mlp(width=WIDTH)

@@ -1,5 +1,4 @@
-"""transport="ucx", "nccl" and "auto" give the same results as Gloo, and stats() names what is in
-use."""
+"""transport="ucx", "nccl" and "auto" give Gloo's results, and stats() names what is in use."""
 
 import os
 

@@ -39,8 +39,7 @@ TAKES_ANYTHING = {
 
 
 def complaint(call: Callable[..., Any], arguments: dict[str, Any], name: str, got: Any) -> str:
-    """Return what is wrong with the call's reaction to `got` as its argument `name`; empty if
-    nothing."""
+    """Return what is wrong with the call's reaction to `got` as argument `name`; empty: nothing."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
