@@ -1,7 +1,7 @@
-"""One thread a process, before torch is imported: ranks share the machine's cores with each other,
-and threads that spin for one another take those of the other tests. The package of this checkout,
-unless one is installed, the network lab and ranks.py are importable from here and from the
-processes that tests start."""
+"""Sets one thread per process before torch is imported: ranks share the machine's cores, and
+spinning threads would take the cores from other tests. Makes the network lab, ranks.py and the
+package of this checkout (unless one is installed) importable here and in processes that tests
+start."""
 
 import importlib.util
 import os

@@ -1,8 +1,8 @@
-"""Starts ranks: every test that runs functions or scripts as several processes does it here.
-(Commands in a network of their own are bench/lab.py's, which also starts the scripts here.)
+"""Starts ranks: every test that runs functions or scripts in several processes uses this module.
+(bench/lab.py runs commands in a separate network, and also starts the scripts here.)
 
-Processes of functions come from a fork server that has imported what most tests need, so that a
-test costs tenths of a second and not an import of torch for each rank."""
+Functions run in processes of a fork server that has imported what most tests need, so that a test
+takes tenths of a second, without an import of torch per rank."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from typing import Any
 
 _context = multiprocessing.get_context("forkserver")
 # DDP imports torch._dynamo when the first model is wrapped, which costs a second. A test's file
-# imports pytest, which costs a rank more than all else that it has to do before its function.
+# imports pytest, which costs a rank more than everything else before its function.
 _context.set_forkserver_preload(
     [
         "torch.distributed.fsdp", "torch._dynamo", "thinwire.torch", "thinwire.torch.fsdp",
@@ -35,15 +35,15 @@ _context.set_forkserver_preload(
     ]
 )  # fmt: skip
 
-# A rank that takes longer hangs: far more than any takes on a busy machine, where an import of
-# torch alone may take half a minute, and a compiled model two.
+# A rank that takes longer hangs. This is far longer than a rank takes on a busy machine, where an
+# import of torch can take half a minute, and a compiled model two.
 HANG_S = 480.0
 _PR_SET_PDEATHSIG = 1
 
 
 @dataclass
 class Outcome:
-    """The end of a rank: its function's result, or the error that it raised."""
+    """The outcome of a rank: its function's result, or the error that it raised."""
 
     value: Any = None
     error: str = ""  # the type's name
@@ -63,8 +63,8 @@ class Rank:
         theirs.close()
 
     def outcome(self, end: float) -> Outcome | None:
-        """Return the end of its function, empty if it died; None if time.monotonic() reaches
-        `end` before."""
+        """Return the outcome of its function, an empty one if it died; None if time.monotonic()
+        reaches `end` first."""
         if not self._pipe.poll(max(0.0, end - time.monotonic())):
             return None
         with contextlib.suppress(EOFError):  # it died
@@ -72,12 +72,13 @@ class Rank:
         return Outcome()
 
     def exit_code(self, end: float) -> int | None:
-        """Its exit status, minus the signal if one killed it; None if it does not exit in time."""
+        """Return its exit status, minus the signal if one killed it; None if it does not exit in
+        time."""
         self.process.join(max(0.1, end - time.monotonic()))
         return self.process.exitcode
 
     def kill(self) -> None:
-        """Ends the process, unless it has ended."""
+        """Kill the process, unless it has ended."""
         self.process.kill()
         self.process.join()
 
@@ -103,8 +104,8 @@ def _be(pipe, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
 def started(
     function: Callable[..., Any], arguments: Iterable[tuple[Any, ...]]
 ) -> Iterator[list[Rank]]:
-    """A process for each tuple of arguments, which runs the function with them. None outlives the
-    context."""
+    """Start a process for each tuple of arguments, which calls the function with them. No process
+    outlives the context."""
     with contextlib.ExitStack() as stack:
         ranks = []
         for each in arguments:
@@ -135,7 +136,7 @@ def run(
     timeout_s: float = HANG_S,
     environment: dict[str, str] | None = None,
 ) -> list[Any]:
-    """function(rank, *args) on every rank; their results. Fails if a rank raises."""
+    """Call function(rank, *args) on every rank, and return the results. Fails if a rank raises."""
     outcomes = outcomes_of(
         function, *args, world=world, timeout_s=timeout_s, environment=environment
     )
@@ -152,7 +153,8 @@ def outcomes_of(
     timeout_s: float = HANG_S,
     environment: dict[str, str] | None = None,
 ) -> list[Outcome]:
-    """Like run, but a rank may raise or die. Fails if one outlives timeout_s; none does after."""
+    """Like run(), but a rank may raise or die. Fails if one takes longer than timeout_s. No rank
+    outlives the call."""
     call = pickle.dumps((function, args))
     with tempfile.TemporaryDirectory() as folder:
         arguments = [(folder, rank, world, environment or {}, call) for rank in range(world)]
@@ -172,13 +174,13 @@ def _in_group(folder: str, rank: int, world: int, environment: dict[str, str], c
     import torch.distributed as dist
 
     os.environ.update(environment)
-    function, args = pickle.loads(call)  # which may import what reads the environment
+    function, args = pickle.loads(call)  # this may import modules that read the environment
     torch.set_num_threads(1)
     torch.manual_seed(1000 + rank)
     dist.init_process_group(
         "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world
     )
-    # A rank that left torch's group at once would end the others' connecting.
+    # A rank that leaves torch's group at once would end the others' connecting.
     dist.barrier()
     return function(rank, *args)
 
@@ -188,7 +190,7 @@ def _in_group(folder: str, rank: int, world: int, environment: dict[str, str], c
 
 class Program(Rank):
     """A process that runs a Python program, a file or a module by its name, from its first line to
-    its exit handlers. What it prints goes to the file `printed`, in whose folder it runs."""
+    its exit handlers. The program's output goes to the file `printed`, in whose folder it runs."""
 
     def __init__(
         self,
@@ -201,7 +203,7 @@ class Program(Rank):
         super().__init__(_as_program, (program, arguments, printed, dict(environment)))
 
     def await_lines(self, count: int, timeout_s: float = HANG_S) -> list[str]:
-        """Wait until it has printed that many lines, and return all. Fails if it ends before."""
+        """Wait until it has printed that many lines, and return all. Fails if it ends earlier."""
         end = time.monotonic() + timeout_s
         while True:
             ended = not self.process.is_alive()
@@ -217,7 +219,7 @@ class Program(Rank):
 def started_programs(
     program: Path | str, *arguments: str, environments: Iterable[Mapping[str, str]]
 ) -> Iterator[list[Program]]:
-    """A process for each environment, in one folder of theirs. None outlives the context."""
+    """Start a process for each environment, all in one folder. No process outlives the context."""
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         programs: list[Program] = []
@@ -229,8 +231,8 @@ def started_programs(
 
 @contextlib.contextmanager
 def reserved_port() -> Iterator[int]:
-    """A TCP port of loopback on which a server that sets SO_REUSEADDR, as torch's stores do, may
-    listen. The system gives it to nobody else meanwhile."""
+    """A TCP port of loopback that the system gives to no other process meanwhile. A server that
+    sets SO_REUSEADDR, as torch's stores do, can listen on it."""
     with socket.socket() as holder:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         holder.bind(("127.0.0.1", 0))
@@ -238,7 +240,7 @@ def reserved_port() -> Iterator[int]:
 
 
 def variables(rank: int, world: int, port: int) -> dict[str, str]:
-    """Those that torchrun sets for a rank on one node."""
+    """Return the variables that torchrun sets for a rank on one node."""
     return {
         "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world),
         "LOCAL_WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
@@ -246,7 +248,7 @@ def variables(rank: int, world: int, port: int) -> dict[str, str]:
 
 
 def mxnet_variables(port: int, roles: Sequence[str]) -> list[dict[str, str]]:
-    """MXNet's variables for members of these roles."""
+    """Return MXNet's variables for members of these roles."""
     common = {
         "DMLC_NUM_WORKER": str(roles.count("worker")),
         "DMLC_NUM_SERVER": str(roles.count("server")),
@@ -263,8 +265,8 @@ def run_program(
     timeout_s: float = HANG_S,
     environment: Mapping[str, str] | None = None,
 ) -> str:
-    """Run the program on every rank with torchrun's variables, and return all that they printed.
-    Fails if a rank raises, dies or takes longer."""
+    """Run the program on every rank with torchrun's variables, and return everything printed. Fails
+    if a rank raises, dies or takes longer."""
     with reserved_port() as port:
         each = [variables(rank, world, port) | dict(environment or {}) for rank in range(world)]
         with started_programs(program, *arguments, environments=each) as programs:
@@ -279,8 +281,7 @@ def torchrun(
     timeout_s: float = HANG_S,
     environment: Mapping[str, str] | None = None,
 ) -> str:
-    """As run_program, but torchrun's agent starts the ranks: with its store and all its
-    variables."""
+    """Like run_program(), but torchrun's agent starts the ranks, with its store and variables."""
     with tempfile.TemporaryDirectory() as folder:
         call = (program, arguments, Path(folder), world, dict(environment or {}))
         with started(_as_torchrun, [call]) as agents:
@@ -313,7 +314,7 @@ def _as_rank_of_torchrun(program: Path | str, arguments: tuple[str, ...], folder
 def _as_program(
     program: Path | str, arguments: tuple[str, ...], printed: Path, environment: dict[str, str]
 ) -> None:
-    multiprocessing.set_start_method(None, force=True)  # the default, as programs have it
+    multiprocessing.set_start_method(None, force=True)  # the default, which programs have
     os.environ.update(environment)
     os.chdir(printed.parent)
     sys.argv = [str(program), *arguments]
@@ -327,10 +328,10 @@ def _as_program(
                 sys.path.insert(0, str(program.parent))
                 _as_program.left = runpy.run_path(str(program), run_name="__main__")
         finally:
-            atexit._run_exitfuncs()  # which the processes of multiprocessing leave out
+            atexit._run_exitfuncs()  # processes of multiprocessing do not run these
 
 
-# Ranks that are scripts, with an interpreter of their own.
+# Ranks that are scripts, each with its own interpreter.
 
 
 def run_scripts(
@@ -340,8 +341,8 @@ def run_scripts(
     timeout_s: float = HANG_S,
     environment: Mapping[str, str] | None = None,
 ) -> list[subprocess.CompletedProcess[str]]:
-    """Runs the text as the program of every rank, which has torchrun's variables. Fails if one
-    outlives timeout_s."""
+    """Run the text as the program of every rank, with torchrun's variables. Fails if a rank takes
+    longer than timeout_s."""
     from bench import lab
 
     place = lab.Lab(world, lab.LOOPBACK)

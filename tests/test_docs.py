@@ -1,4 +1,4 @@
-"""The pages: links lead somewhere, and the messages in errors.md are those of the sources."""
+"""The pages: links lead somewhere, and errors.md has the messages of the sources."""
 
 import pathlib
 import re
@@ -11,7 +11,7 @@ SOURCE_FOLDERS = ("compress", "kernels", "transport", "schedule", "integrations"
 
 
 def tracked(pattern: str) -> list[pathlib.Path]:
-    """Files of the checkout; a source archive has no git, and then all files count."""
+    """Return the files of the checkout. A source archive has no git; then all files count."""
     listing = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard", pattern],
         cwd=ROOT, capture_output=True, text=True,
@@ -33,7 +33,7 @@ def without_code(text: str) -> str:
 
 
 def anchors(page: pathlib.Path) -> set[str]:
-    """Those that GitHub and the site make of headings."""
+    """Return the anchors that GitHub and the site make from headings."""
     text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.S | re.M)
     titles = re.findall(r"^#+ +(.+?) *$", text, re.M)
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
@@ -68,7 +68,7 @@ def test_files_in_tables_are_there(page):
 
 
 def messages() -> list[str]:
-    """Those of the table by symptom: all that stands in backticks in its column `message`."""
+    """Return the messages of the table by symptom: text in backticks in its column `message`."""
     page = (ROOT / "docs/reference/errors.md").read_text()
     table = re.search(r"^\| symptom \| message .*\n\|[-|]+\n((?:\|.*\n)+)", page, re.M)[1]
     cells = [line.split(" | ")[1] for line in table.splitlines()]
@@ -82,7 +82,7 @@ def literals() -> str:
         for path in sorted((ROOT / folder).rglob("*")):
             if path.suffix in {".cc", ".h", ".py"}:
                 text += path.read_text()
-    # Neighbouring literals are one text; C++ joins them with commas as well.
+    # Adjacent literals are one text. C++ joins them with commas too.
     return re.sub(r'"(\s|,|f(?="))*"', "", text)
 
 

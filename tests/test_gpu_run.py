@@ -1,5 +1,5 @@
-"""scripts/gpu_run.sh says «failed» whenever a step has not done what it is there for. Its programs
-are fakes here: the real ones need a GPU."""
+"""scripts/gpu_run.sh reports «failed» for every step that has not done its work. Its programs are
+fakes here, since the real ones need a GPU."""
 
 import json
 import os
@@ -17,7 +17,7 @@ SKIPPED = """echo 'kernel_test.cc:50: Skipped'
 echo 'no CUDA device can be used here'
 echo '[  SKIPPED ] On/KernelTest.ReduceInRankOrder/cuda (0 ms)'
 echo '[  PASSED  ] 2 tests.'"""
-# OP/SPEC/BYTES of the figures that the table holds against thresholds.
+# OP/SPEC/BYTES of the figures that the table compares with thresholds.
 KEYS = [
     f"{key}/{size << 20}"
     for key, size in (
@@ -29,7 +29,7 @@ KEYS = [
 
 
 def kernels_json(device="NVIDIA H100 80GB HBM3", copy="3.000", omit="", **changed) -> str:
-    """kernel_bench's output in its own form. changed: figures of the row omit names, if any."""
+    """Return kernel_bench's output. changed: figures of the row that `omit` names, if any."""
     rows = []
     for key in KEYS:
         figures = {"ratio_to_twin": "1.0500", "terabytes_per_second": "2.800"}
@@ -58,7 +58,7 @@ PROGRAMS = {
     "kernel_bench": bench(kernels_json()),
     "nccl_bench": "echo 'NCCL 2.30.7'; echo 'plane beyond the library: 4.6 us'",
 }
-# Writes as many kernels as it is told to.
+# Writes as many kernels as it is given.
 NCU = """while [[ $1 != --log-file ]]; do shift; done
 for i in {1..%d}; do echo "\\"$i\\",\\"EncodeKernel\\"" >>"$2"; done"""
 # A Python that finds every module and NCCL; pytest prints its summary.
@@ -95,7 +95,7 @@ def run(
     budget: int = 60,
     only: str = "",
 ):
-    """(exit status, result by step, remark by step) of a pack with these programs."""
+    """Return (exit status, result by step, remark by step) of a pack with these programs."""
     (folder / "bin").mkdir()
     (folder / "tools").mkdir()
     shutil.copy(ROOT / "scripts/gpu_run.sh", folder / "run.sh")
@@ -166,7 +166,7 @@ def test_an_unknown_part_is_refused(tmp_path):
 
 @pytest.mark.parametrize("part", PARTS)
 def test_a_part_takes_nine_minutes_at_most(tmp_path, part):
-    """Steps get their limits by `timeout`, which writes them down here."""
+    """Steps get their time limits by `timeout`, which writes them down here."""
     limits = tmp_path / "limits"
     noted = f"""[[ $1 != -k ]] || shift 2
 echo "$1" >>"{limits}"
@@ -343,7 +343,7 @@ def test_a_step_ends_when_all_time_is_up(tmp_path):
 
 
 class Search:
-    """scripts/gpu_nccl.py with a torch of the test's own."""
+    """Runs scripts/gpu_nccl.py with a torch of the test."""
 
     def __init__(self, folder: pathlib.Path) -> None:
         _library = pytest.importorskip("thinwire._library")
@@ -353,8 +353,8 @@ class Search:
             pytest.skip(f"{self.fake} is not built")
 
     def run(self, cuda: str | None, load: pathlib.Path | None = None, **variables: str):
-        """(exit status, last line, what was written) with a torch that is for this CUDA, and that
-        loads that library."""
+        """Return (exit status, last line, what was written), with a torch for this CUDA that loads
+        that library."""
         package = self.folder / "torch"
         package.mkdir()
         (package / "__init__.py").write_text(
@@ -380,7 +380,7 @@ class Search:
         return target
 
     def wheel(self) -> pathlib.Path:
-        """Installs the wheel of NCCL where this Python looks."""
+        """Install a wheel of NCCL where this Python looks for one."""
         library = self.copy("nvidia/nccl/lib")
         metadata = self.folder / "nvidia_nccl_cu13-2.30.7.dist-info"
         metadata.mkdir()

@@ -1,4 +1,4 @@
-"""The house rules that a compiler does not check: who includes whom, which names stay where."""
+"""The house rules that a compiler does not check: which files include which, where names stay."""
 
 import os
 import pathlib
@@ -33,7 +33,8 @@ PURE_FOLDERS = {
     },
     "schedule/store": {"schedule/hash.h", "transport/store.h"},
 }
-# The folders of schedule/ that those with threads and locks may include besides their own.
+# Folders of schedule/ with threads and locks, and the headers that each may include besides its
+# own.
 HOSTING_FOLDERS = {
     "schedule/engine": {"schedule/order", "schedule/collective"},
     "schedule/join": {"schedule/order/frames.h", "schedule/collective"},
@@ -77,7 +78,7 @@ PURE = [path for path in SOURCES if str(path.parent.relative_to(ROOT)) in PURE_F
 
 @pytest.mark.parametrize("path", PURE, ids=name)
 def test_pure_folders_include_only_what_they_may(path):
-    """Neither order nor collective includes the other, and none of them the engine."""
+    """Order and collective include neither each other nor the engine."""
     folder = str(path.parent.relative_to(ROOT))
     for include in re.findall(r'#include "([^"]+)"', path.read_text()):
         layer, parent = include.split("/")[0], include.rpartition("/")[0]
@@ -91,7 +92,7 @@ HOSTING = [path for path in SOURCES if str(path.parent.relative_to(ROOT)) in HOS
 
 @pytest.mark.parametrize("path", HOSTING, ids=name)
 def test_hosting_folders_do_not_include_one_another(path):
-    """An engine takes what join returns, as values that lie in schedule/ itself."""
+    """An engine gets what join returns, as values that lie in schedule/ itself."""
     folder = str(path.parent.relative_to(ROOT))
     for include in re.findall(r'#include "(schedule/\w+/[^"]+)"', path.read_text()):
         parent = include.rpartition("/")[0]
@@ -114,7 +115,7 @@ def test_pure_folders_know_no_threads(path):
 
 
 def bodies_of_classes(text: str) -> list[tuple[str, str]]:
-    """The name of each class and its body without those of classes inside it."""
+    """Return each class's name and its body without the bodies of classes inside it."""
     found = []
     for head in re.finditer(r"\b(?:class|struct) ([\w:]+)[^;{}()]*\{", text):
         depth, body = 1, ""
@@ -170,7 +171,7 @@ DEFINITIONS = re.compile(
 
 
 def types_of(text: str) -> list[str]:
-    """The types that a file defines at namespace scope, but for those without a linker's name."""
+    """Return the types that a file defines at namespace scope, except with internal linkage."""
     found, scopes = [], []
     for token in DEFINITIONS.finditer(without_comments(text)):
         if token["space"] is not None:
@@ -193,7 +194,7 @@ def test_types_are_found_with_their_namespaces():
 
 
 def test_a_type_is_defined_once():
-    """The linker takes either type's functions for two types of one name."""
+    """If two types share a name, the linker uses either one's functions for both."""
     defined: dict[str, set[str]] = {}
     for path in SOURCES:
         for each in types_of(path.read_text()):
@@ -203,7 +204,8 @@ def test_a_type_is_defined_once():
 
 
 def read_by_nvcc() -> set[pathlib.Path]:
-    """Files that a .cu includes, directly or not. Abseil never meets nvcc, so they may need std."""
+    """Return files that a .cu includes, directly or not. They may need std: nvcc never sees
+    Abseil."""
     seen: set[pathlib.Path] = set()
     left = [path for path in SOURCES if path.suffix in {".cu", ".cuh"}]
     while left:
@@ -217,13 +219,13 @@ def read_by_nvcc() -> set[pathlib.Path]:
     return seen
 
 
-# It waits by the steady clock for whoever holds an absl::Mutex, and guards nothing itself.
+# It waits by the steady clock for the holder of an absl::Mutex, and guards nothing itself.
 STEADY = ROOT / "transport/steady_cond_var.h"
 
 
 @pytest.mark.parametrize("path", sorted(set(SOURCES) - read_by_nvcc() - {STEADY}), ids=name)
 def test_locks_are_abseils(path):
-    """Clang's analysis knows which fields an absl::Mutex guards, and the sanitizers its waits."""
+    """Clang's analysis knows what an absl::Mutex guards, and the sanitizers know its waits."""
     text = without_comments(path.read_text())
     found = re.findall(
         r"\bstd::(?:\w*mutex|lock_guard|unique_lock|scoped_lock|condition_variable\w*)\b", text
@@ -252,7 +254,7 @@ def test_no_conditional_compilation_inside_functions(path):
         # Code inside a function is indented, or follows an indented line.
         inside = number > 1 and lines[number - 2].startswith("  ")
         if re.match(r"#\s*(if|ifdef|ifndef|elif)\b", line) and inside:
-            # Highway's targets are preprocessor values, and its rounding differs by target.
+            # Highway's targets are preprocessor values, and its rounding differs between targets.
             assert "HWY_TARGET" in line, f"{name(path)}:{number}: {line}"
 
 
@@ -261,7 +263,7 @@ FRAGMENTS_ALLOWED_IN = ROOT / "transport" / "nccl"
 
 
 def fragments_in(text: str) -> list[str]:
-    """Comments that begin with What, Of, Who or Whether: most are sentences without a subject."""
+    """Return the comments that begin with What, Of, Who or Whether: most lack a subject."""
     found, was_comment = [], False
     for line in text.splitlines():
         comment = re.search(r"//\s*(.*)", line)
@@ -298,7 +300,7 @@ def test_docstrings_begin_with_a_subject_or_a_verb(path):
     assert not found, f"{found} in {name(path)}; begin with a subject or a verb"
 
 
-# Traits answer every question about a codec, so nobody else needs to know which one it is.
+# Traits answer all questions about a codec, so no other file needs to know which codec it is.
 @pytest.mark.parametrize(
     "path",
     [path for path in SOURCES if path.relative_to(ROOT).parts[0] not in {"compress", "kernels"}],
@@ -315,7 +317,7 @@ CODEC_NAMES = r"(?:fp32|bf16|int8|int4|onebit|topk|adaptive|ternary)"
 
 @pytest.mark.parametrize("path", PYTHON, ids=name)
 def test_python_parses_no_spec(path):
-    """Python asks codec_info: no comparison with the beginning or a part of a codec's spec."""
+    """Python asks codec_info(). It never compares the beginning or a part of a codec's spec."""
     found = re.findall(
         rf"""startswith\(\(?["']{CODEC_NAMES}"""
         rf"""|["']{CODEC_NAMES}["'] (?:not )?in [\w.]*(?:spec|codec)"""

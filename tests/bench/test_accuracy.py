@@ -1,5 +1,5 @@
-"""The accuracy and ratio benchmarks run, resume, and tell methods apart. Their figures come from
-the full run (make accuracy); here only what no method may miss is checked."""
+"""The accuracy and ratio benchmarks run, resume, and tell methods apart. The published figures come
+from the full run (make accuracy); these tests check only what holds for every method."""
 
 import dataclasses
 import json
@@ -19,7 +19,7 @@ from bench.accuracy.tasks import TASKS
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("accuracy")]
 
 
-# The methods that are looked at, and as many steps as tell them apart.
+# The methods that the tests run, and enough steps to tell them apart.
 FEWER = """
 from bench.accuracy import run
 
@@ -146,7 +146,7 @@ def test_members_have_all_rows_and_unlike_labels():
 
 
 def test_rates_and_outer_optimizers_are_chosen_before_the_tests(tmp_path):
-    """The outer optimizers are tried at the best rate only, and the best pair is judged."""
+    """Outer optimizers are tried only at the best rate, and the best pair is then tested."""
     results = accuracy.Results(tmp_path)
     cell = accuracy.Cell(TASKS["mlp"], "DiLoCo int4", seeds=2, choices=1, workers=4)
     asked = []

@@ -1,4 +1,4 @@
-"""Codecs over many shards at once give the library's values and residuals, bit for bit."""
+"""Batched codecs of the benchmarks give the library's values and residuals, bit for bit."""
 
 import math
 
@@ -24,7 +24,7 @@ def bits(x) -> torch.Tensor:
 
 
 def hold(spec: str, steps: list[torch.Tensor], feedback: bool = True) -> None:
-    """Takes steps of [..., n] through both, each with residuals of its own."""
+    """Check steps of shape [..., n] against the library's codecs, each with its own residuals."""
     ours = torch.zeros_like(steps[0]) if feedback else None
     theirs = torch.zeros_like(steps[0]).flatten(0, -2)
     n = steps[0].shape[-1]
@@ -42,8 +42,8 @@ def hold(spec: str, steps: list[torch.Tensor], feedback: bool = True) -> None:
 
 
 def shards(n: int, generator: torch.Generator) -> torch.Tensor:
-    """[2, 6, n]: Gaussian, heavy-tailed, of blocks and elements of very different sizes, sparse,
-    of a few values that make ties, and zero."""
+    """Return shards of shape [2, 6, n]: Gaussian, heavy-tailed, blocks of very different sizes,
+    elements of very different sizes, sparse, ties of few values, and zeros."""
     normal = torch.randn(2, n, generator=generator)
     sizes = torch.logspace(-12, 3, n)
     rows = [
@@ -71,8 +71,8 @@ def test_values_without_feedback_are_the_librarys(spec):
 
 @pytest.mark.parametrize("spec", SPECS)
 def test_every_magnitude_is_the_librarys(spec):
-    """Blocks from zeros and subnormal numbers to the largest ones, and across all thresholds of
-    FORMAT.md, in shards of like and of mixed blocks."""
+    """Blocks range from zeros and subnormal numbers to the largest numbers, and cross all
+    thresholds of FORMAT.md, in shards whose blocks are alike and in shards whose blocks differ."""
     generator = torch.Generator().manual_seed(2)
     exponents = torch.arange(-150.0, 128.0, 0.5)
     blocks = torch.randn(exponents.numel(), 256, generator=generator)
@@ -103,7 +103,8 @@ def test_residuals_may_be_a_part_of_a_tensor(spec):
 
 @pytest.mark.parametrize("spec", SPECS)
 def test_no_operation_reads_a_value_on_the_host(spec):
-    """Tensors of the device `meta` have no values. A CUDA graph could not record what needs one."""
+    """Tensors on the device `meta` have no values. An operation that reads a value on the host
+    fails there, and a CUDA graph could not record it."""
     x, residual = torch.empty(2, 3, 700, device="meta"), torch.empty(2, 3, 700, device="meta")
     assert through(spec, x, residual).shape == (2, 3, 700)
 

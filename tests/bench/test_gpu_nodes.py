@@ -1,4 +1,5 @@
-"""The page of GPUs in nodes is what its script gives, and its bytes are those of the engine."""
+"""The page about GPUs in nodes has the figures that its script computes, and its bytes are those
+that the engine sends."""
 
 import ctypes
 import re
@@ -19,13 +20,13 @@ def test_the_committed_page_is_what_the_script_gives():
     made, committed = gpu_nodes.page(), gpu_nodes.PAGE.read_text()
     message = "run python -m bench.gpu_nodes"
     assert NUMBER.sub("0", made) == NUMBER.sub("0", committed), message
-    # Another compiler may round a last digit the other way.
+    # Another compiler may round the last digit differently.
     numbers = [[float(x) for x in NUMBER.findall(text)] for text in (made, committed)]
     assert numbers[0] == pytest.approx(numbers[1], rel=0.01, abs=0.1001), message
 
 
 def wire_bytes(nodes: int, gpus: int, codec: str, topology: str) -> float:
-    """Bytes that a rank of a real group sends for an element; ranks are threads here."""
+    """Return the bytes per element that a rank of a real group sends; ranks are threads here."""
     world = nodes * gpus
     settings = config.Config(
         codec=codec, topology=topology, local_size=gpus, min_bytes=0, timeout_s=60,
@@ -70,7 +71,7 @@ def test_the_way_taken_puts_less_on_a_card_than_any_uncompressed_one(nodes, gpus
 
 
 def test_a_flat_exchange_would_put_more_there_than_the_ring():
-    """This is why nodes are taken without a measurement."""
+    """For this reason "auto" chooses nodes without a measurement."""
     assert gpu_nodes.on_card(2, 8, "int8", "flat") > gpu_nodes.ring_on_card(2, 8)
 
 
@@ -92,13 +93,13 @@ def test_the_way_taken_is_never_behind(case, codec):
 @pytest.mark.parametrize("codec", gpu_nodes.CODECS)
 @pytest.mark.parametrize("case", OVER_PCIE, ids=name)
 def test_a_grid_is_the_fastest_over_pcie(case, codec):
-    """The page advises so."""
+    """The page recommends a grid there."""
     grid = case.seconds(codec, "grid")
     assert all(grid <= 1.02 * case.seconds(codec, way) for way in ("flat", "hierarchical"))
 
 
 @pytest.mark.parametrize("codec", gpu_nodes.CODECS)
 def test_a_node_with_nvlink_gains_nothing(codec):
-    """The page says so."""
+    """The page states this."""
     (case,) = [case for case in CASES if case.nodes == 1 and case.inside.name == "NVLink"]
     assert case.seconds(codec, "flat") > case.least_seconds()

@@ -1,4 +1,5 @@
-"""The harness tells subjects apart, stops when it knows enough, and names a result's source."""
+"""The harness tells subjects apart, stops when its result is certain enough, and records where a
+result comes from."""
 
 import contextlib
 import json
@@ -13,7 +14,7 @@ from bench import harness
 
 
 class Steps:
-    """A subject whose steps take as long as it says, and are counted."""
+    """A subject whose steps take the given seconds, and that counts its turns."""
 
     def __init__(self, *seconds: float) -> None:
         self._seconds, self.turns = seconds, 0
@@ -30,7 +31,7 @@ class Steps:
 
 
 def measure(rank: int):
-    """The ranks' clocks differ: the slowest one's counts."""
+    """The ranks measure different times: the slowest rank's time counts."""
     base, half, noisy = Steps(0.2 + 0.2 * rank), Steps(0.2), Steps(0.1, 0.4)
     steady = harness.measure({"base": base, "half": half}, seconds=60.0)
     bounded = harness.measure({"half": Steps(0.2), "noisy": noisy}, seconds=0.0)
@@ -48,7 +49,7 @@ def test_subjects_take_turns_until_the_interval_is_narrow_or_time_is_over():
 
 
 def orders(rank: int) -> list[str]:
-    """Return the pairs of subjects whose turns followed one another."""
+    """Return the pairs of subjects that had consecutive turns."""
     turns: list[str] = []
 
     @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""The network lab's links have the rates, delays and losses that they are asked for."""
+"""The links of the network lab have the rates, delays and losses that the lab was asked for."""
 
 import socket
 import subprocess
@@ -26,7 +26,7 @@ while True:
             if len(data) < 9:
                 connection.sendall(data)
 """
-# The bytes go first and one byte's way back and forth is waited for after them.
+# Sends the bytes first, then waits for one byte to come back.
 CLIENT = """
 import socket, sys, time
 peer, size, timeout = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
@@ -46,7 +46,7 @@ with socket.create_connection((peer, 4000), timeout=timeout) as wire:
 
 
 class Echo:
-    """A server on one host, and measurements from the others."""
+    """Runs a server on one host, and measures the links to it from the other hosts."""
 
     def __init__(self, place: lab.Lab, host: int) -> None:
         self._lab, self._host = place, host
@@ -54,8 +54,8 @@ class Echo:
         assert self._server.stdout.readline() == b"ready\n"
 
     def seconds(self, source: int, size: int = 0, timeout_s: float = HANG_S) -> float:
-        """Seconds until `size` bytes have arrived (0: of one round trip); infinity when they never
-        do."""
+        """Return the seconds until `size` bytes have arrived (0: one round trip), infinity if they
+        never do."""
         command = [
             sys.executable,
             "-c",
@@ -69,7 +69,7 @@ class Echo:
         return float(out) if client.returncode == 0 else float("inf")
 
     def quickest(self, source: int, size: int = 0, *, below: float) -> float:
-        """The least of measurements until one is below that: a busy machine only adds to them."""
+        """Return the smallest of measurements until one is below `below`: load only adds time."""
         least = float("inf")
         for _ in range(50):
             least = min(least, self.seconds(source, size))
@@ -119,7 +119,7 @@ def test_a_failed_rank_ends_the_others():
         start = time.monotonic()
         with pytest.raises(RuntimeError, match="rank 1 ended with 3"):
             place.run(["sh", "-c", '[ "$RANK" = 0 ] && exec sleep 1000; exit 3'], 500)
-        assert time.monotonic() - start < 500  # rank 0 did not sleep to its end
+        assert time.monotonic() - start < 500  # rank 0 was killed in its sleep
 
 
 @shaped
@@ -127,8 +127,8 @@ def test_each_host_has_a_rate_of_its_own(echo):
     with lab.open_lab(3, ["none", "80mbit", "160mbit"]) as place:
         size = 4_000_000
         one, two, zero = echo(place, 1), echo(place, 2), echo(place, 0)
-        # The floors hold whatever else the machine does: a bucket lets no more than its burst
-        # through early.
+        # The lower bounds hold whatever else the machine does: a token bucket lets no more than its
+        # burst through early.
         assert one.seconds(0, size) > (size - 2 * lab.BURST_BYTES) * 8 / 80e6
         assert zero.seconds(1, size) > (size - 2 * lab.BURST_BYTES) * 8 / 80e6
         assert two.seconds(0, size) > (size - 2 * lab.BURST_BYTES) * 8 / 160e6

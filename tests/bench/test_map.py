@@ -1,4 +1,4 @@
-"""The map's cells: each is kept when it is measured, and what is kept is not measured again."""
+"""Every cell of the map is saved once it is measured, and is then not measured again."""
 
 import argparse
 import contextlib
@@ -15,7 +15,7 @@ from bench.never_slower import FIELDS
 
 @pytest.fixture
 def measured(monkeypatch):
-    """The cells that were measured, in place of ranks in a lab. A cell "20" fails."""
+    """Return the list of cells measured, by a fake instead of ranks in a lab. A cell "20" fails."""
     found = []
 
     @contextlib.contextmanager
@@ -62,7 +62,7 @@ def test_it_goes_on_where_it_was_stopped(measured, tmp_path):
     assert [(delay, world, kind) for _, delay, world, kind, _ in stopped] == [
         (0.0, world, kind) for world in (2, 4) for kind in ("ddp", "fsdp2")
     ]
-    bench.run(arguments(), out)  # of other delays, and the same file
+    bench.run(arguments(), out)  # cells with other delays, in the same file
     again = measured[len(stopped) :]
     assert {delay for _, delay, _, _, _ in again} == {5.0} and len(again) == len(stopped)
     assert len(json.loads(out.read_text())["rows"]) == 2 * len(measured)
@@ -82,5 +82,5 @@ def test_a_file_has_the_cells_of_one_commit(measured, tmp_path, monkeypatch):
     with pytest.raises(SystemExit, match="is of commit c0ffee"):
         bench.run(arguments(), out)
     assert measured == before
-    bench.run(arguments(worlds="2", resume=False), out)  # all of them anew
+    bench.run(arguments(worlds="2", resume=False), out)  # all cells are measured again
     assert measured == before * 2 and json.loads(out.read_text())["commit"] == "decade"

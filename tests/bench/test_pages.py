@@ -1,4 +1,4 @@
-"""Figures on the pages are those of bench/results/."""
+"""The figures on the pages are those of bench/results/."""
 
 # ruff: noqa: RUF001 - tables have the multiplication sign
 
@@ -10,8 +10,9 @@ import thinwire
 from bench import harness, pages
 from bench.figures import BLOCK, INLINE, filled
 
-# A speed-up, a mean with its error, points of accuracy, a rate, and times and per cents that have a
-# fraction or follow a word such as "takes". Round ones elsewhere are limits and settings.
+# Measured figures: a speed-up, a mean with its error, points of accuracy, a rate, and times and per
+# cents that have a fraction or follow a word such as "takes". Other round numbers are limits and
+# settings.
 MEASURED = re.compile(
     r"\d\.\d+ ×|\d ± \.?\d|\d (?:times (?:as fast|faster|slower)|points)\b|\d [GMT]B/s"
     r"|\d\.\d+ (?:ms|µs|s|%)(?!\w)"
@@ -19,18 +20,18 @@ MEASURED = re.compile(
     r" \d[\d.,]* (?:ms|µs|s|seconds|%)(?!\w)"
 )
 FEWER = re.compile(r"^\| `([^`]+)` \| ([\d.]+) × \|", re.MULTILINE)
-PYTHON = "integrations/python/thinwire"  # whose docstrings are on the pages
+PYTHON = "integrations/python/thinwire"  # the pages show its docstrings
 NOT_MEASURED = {
     "compress/FORMAT.md": ["3.5 %", "1.5 %"],  # follow from the codes, for Gaussian blocks
     "docs/architecture.md": ["0.25 s", "1.5 s"],  # constants of the engine
-    "docs/how-to/choose.md": [FEWER],  # has a test of its own
+    "docs/how-to/choose.md": [FEWER],  # checked by its own test
     "docs/how-to/sites.md": ["costs at most 5 %"],  # an argument
-    f"{PYTHON}/torch/ddp/state.py": ["takes 15 to 20 %"],  # of the paper
+    f"{PYTHON}/torch/ddp/state.py": ["takes 15 to 20 %"],  # from the paper
     "schedule/README.md": ["takes longer than 100 ms"],  # a constant of the engine
 }
 FOLDERS = ("bench", "compress", "demo", "docs", "integrations", "kernels", "schedule", "scripts",
            "tests", "transport")  # fmt: skip
-# Records with dates, and what other programs write.
+# Dated records, and output of other programs.
 NO_SENTENCES = re.compile(
     r"docs/decisions.md|CHANGELOG.md|docs/explanation/gpu-nodes.md|kernels/sass.md"
     r"|bench/results/.*/(accuracy|drift|ratio).md"
@@ -63,7 +64,7 @@ def test_a_figure_that_was_changed_by_hand_is_found(page):
 
 
 def by_hand(page, text):
-    """The measured figures of its sentences that nothing makes."""
+    """Return the measured figures in sentences of the page that no program generates."""
     made = (BLOCK, INLINE) if page in pages.PAGES else ()
     for form in (*made, *NOT_MEASURED.get(page, ())):
         text = re.sub(form, "", text)
@@ -97,7 +98,7 @@ def test_no_line_begins_with_a_figure():
 
 
 def test_fewer_bytes_of_a_codec_are_those_of_its_format():
-    """topk's depend on the ranks."""
+    """topk is left out: its bytes depend on the number of ranks."""
     text = text_of("docs/how-to/choose.md")
     in_sentences = re.findall(r"([\d.]+) times fewer bytes `([^`]+)`", text)
     rows = [*FEWER.findall(text), *((spec, figure) for figure, spec in in_sentences)]

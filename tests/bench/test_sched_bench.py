@@ -1,4 +1,4 @@
-"""Simulated steps and the benchmark of orders have the answers that can be worked out by hand."""
+"""Simulated steps and the benchmark of orders give the results that can be computed by hand."""
 
 import subprocess
 
@@ -11,13 +11,14 @@ pytestmark = pytest.mark.skipif(
     not (harness.ROOT / "build/bench/simulate").exists(), reason="simulate is not built"
 )
 ANNOUNCED, PREDICTED, FIFO = sched_bench.ORDERS
-RATE = 1e6  # bytes a second of a link
+RATE = 1e6  # of a link, bytes per second
 FAST = 1e15
-MILLION = 1 << 20  # elements: a chunk of the default size
+MILLION = 1 << 20  # elements in a chunk of the default size
 
 
 def wire_s(numel: int, ranks: int = 2) -> float:
-    """Seconds of a link of RATE: each rank sends the others' shards, and then its own to them."""
+    """Return the seconds that a link of RATE needs: each rank sends the other ranks' shards, then
+    its own shard to each of them."""
     return 2 * (ranks - 1) * encoded_bytes("int4", numel // ranks) / RATE
 
 
@@ -25,7 +26,7 @@ def simulate(
     *units: tuple[int, float, float], order: str = ANNOUNCED, ranks: int = 2, rate: float = RATE,
     latency_s: float = 0.0, jitter: float = 0.0, straggling: float = 0.0, seed: int = 1,
 ) -> harness.Row:  # fmt: skip
-    """units: (elements, seconds of the forward pass and of the backward pass), in forward order."""
+    """units: (elements, seconds of forward pass, seconds of backward pass), in forward order."""
     layers = " ".join(f"{number}" for unit in units for number in unit)
     line = f"{ranks} {rate} {latency_s} {jitter} {straggling} {seed} {order} {layers}"
     return harness.simulate("steps", [line])[0]
@@ -56,10 +57,10 @@ def test_a_fast_link_leaves_the_slowest_ranks_computing(order):
 
 
 def test_priority_hides_a_forward_pass_that_fifo_or_a_barrier_shows():
-    """The last layer's bytes keep the link busy while the first one computes, if its own bytes
-    overtake them. So a step has the last layer's backward pass, all bytes, and its forward pass; no
-    order could do better. In fifo, or behind a barrier, the first layer's forward pass comes on
-    top."""
+    """The last layer's bytes keep the link busy while the first one computes, if the first layer's
+    bytes overtake them. A step then takes the last layer's backward pass, the time of all bytes,
+    and the last layer's forward pass, which no order can beat. With fifo or a barrier the first
+    layer's forward pass is added."""
     first, last = (2 * MILLION, 5.0, 0.1), (32 * MILLION, 0.05, 0.2)
     best = last[2] + wire_s(first[0]) + wire_s(last[0]) + last[1]
     for order in (ANNOUNCED, PREDICTED):
@@ -70,8 +71,8 @@ def test_priority_hides_a_forward_pass_that_fifo_or_a_barrier_shows():
 
 
 def test_a_prediction_saves_the_latencies_of_asking_for_a_chunk():
-    """Two hops take a latency each, and before them the other rank reports to rank 0, which
-    announces the chunk to it."""
+    """Each of the two hops takes one latency. Before them, without a prediction, the other rank's
+    report to rank 0 and rank 0's announcement take one each."""
     best = wire_s(MILLION) + 2 * 0.05
     assert is_close(simulate((MILLION, 0, 0), order=PREDICTED, latency_s=0.05), best)
     asked = best + 2 * 0.05
@@ -90,7 +91,7 @@ def test_a_line_that_is_no_setting_is_refused(line):
     [
         ("ResNet-50", 25_557_032, 3.8e9),  # arXiv 1512.03385, table 1, has the latter two
         ("VGG-19", 143_667_240, 19.6e9),
-        # All matrices but the embedding's, for each of 512 tokens, and attention.
+        # For each of 512 tokens: all matrices except the embedding's, and attention.
         ("BERT-Large", 335_141_888, 512 * 303e6 + 24 * 2 * 512 * 512 * 1024),
     ],
 )
@@ -105,7 +106,8 @@ def test_models_have_their_published_size_and_cost(name, parameters, multiplicat
 
 
 def two_layers() -> sched_bench.Model:
-    """Those of the test of priority, for a link of 1 Gb/s: backward takes twice as long."""
+    """The two layers of the test of priority, for a link of 1 Gb/s. The backward pass takes twice
+    as long as the forward pass."""
     model = sched_bench.Model(batch=1)
     model.layer(2 * MILLION, 0.03 * sched_bench.FLOPS)
     model.layer(32 * MILLION, 0.001 * sched_bench.FLOPS)
@@ -129,7 +131,7 @@ def test_the_table_has_what_each_setting_says(monkeypatch, tmp_path, capsys):
     p3 = 0.002 + wire_s(34 * MILLION) * RATE / (1e9 / 8) + 0.001
     assert near["fifo_over_p3"] == pytest.approx((p3 + 0.03) / p3, rel=1e-3)
     assert near["announced"] == pytest.approx(1.0, abs=1e-3)
-    # The link has long been idle when the first layer's gradient comes: nothing can overlap.
+    # The link has been idle for long when the first layer's gradient comes: nothing can overlap.
     assert fast["fifo_over_p3"] == pytest.approx(1.0, abs=1e-3)
     assert far["predicted"] < 1.01 < 1.3 < far["announced"]
     text = capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""A short run of the benchmark of rounds between sites."""
+"""The benchmark of rounds between sites completes a short run."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A turn of a benchmark's step ends after its exchange."""
+"""A benchmark's measured step ends only after its exchange has ended."""
 
 import itertools
 import time
@@ -14,7 +14,7 @@ SUBJECTS = {"ddp": steps.ddp, "horovod": steps.horovod}
 
 
 def gradients_at_the_clock(rank: int, subject: str, way: str) -> list[bool]:
-    """Return whether all ranks had one gradient, each time that the clock was read."""
+    """Return whether, each time the clock was read, all ranks had the same gradient."""
     models, seen = [], []
 
     class Watched(steps.Net):
@@ -31,7 +31,7 @@ def gradients_at_the_clock(rank: int, subject: str, way: str) -> list[bool]:
     try:
         with SUBJECTS[subject](way) as turn:
             seen.clear()
-            torch.manual_seed(rank)  # other batches on each rank
+            torch.manual_seed(rank)  # each rank has different batches
             turn(3)
     finally:
         steps.Net, steps.time.perf_counter = Watched.__base__, clock

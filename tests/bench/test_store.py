@@ -1,4 +1,4 @@
-"""The store's benchmark: what the bytes allow, the orders of a step's calls, what a row says."""
+"""The store's benchmark: the speed that the bytes allow, the orders of calls, a row's columns."""
 
 import argparse
 
@@ -16,7 +16,7 @@ def test_the_bytes_allow_what_the_busiest_link_carries(place, expected):
 
 
 class Calls:
-    """A store that writes down what it is asked for."""
+    """A store that records the calls made to it."""
 
     def __init__(self):
         self.made = []
@@ -50,7 +50,7 @@ def test_a_step_pushes_as_its_order_says(name, monkeypatch):
 
 
 def test_orders_take_turns_in_one_run(monkeypatch):
-    """Each by a store of its codec, whose keys are whole in MXNet's order."""
+    """Each order has a store of its codec. In MXNet's order the store's keys are not sliced."""
     used, measured = [], {}
     monkeypatch.setattr(store, "LAYERS", {"only": (8, 1.0)})
     monkeypatch.setattr(store, "order", lambda name, stores: used.append((name, stores)))
@@ -88,12 +88,12 @@ def test_simulated_rows_keep_their_bounds_and_the_known_ratios():
     for codec in store.CODECS:
         fifo, p3 = orders[f"fifo {codec}"], orders[f"p3 {codec}"]
         assert fifo["ratio"] == 1 and p3["ratio"] <= p3["bound"] == fifo["bound"]
-        # A direction is idle while a whole key goes the other way.
+        # A direction is idle while a whole key travels in the other direction.
         assert orders[f"mxnet {codec}"]["ratio"] < 0.7
     assert orders["p3 int4"]["ratio"] > 1.15
     rows = store.simulated_stragglers()
     over_sync = {(row["what"], row["subject"]): row["ratio"] for row in rows}
     assert over_sync[store.HALF, "ssp"] == pytest.approx(7 / 4, abs=0.01)
-    spikes = 4 - 3 * 0.9**4  # the mean of the slowest of four, of which one takes 1.3 in the mean
+    spikes = 4 - 3 * 0.9**4  # mean of the slowest of four, one of which takes 1.3 on average
     assert over_sync[store.SPIKES, "async"] == pytest.approx(spikes / 1.3, abs=0.02)
     assert 1.45 < over_sync[store.SPIKES, "ssp"] < over_sync[store.SPIKES, "async"]

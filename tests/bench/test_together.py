@@ -1,4 +1,4 @@
-"""Runs trained side by side are those that are trained one by one."""
+"""Runs that are trained side by side give the same results as one after the other."""
 
 import dataclasses
 import itertools
@@ -15,11 +15,11 @@ from bench.accuracy.two_hop import TwoHop
 
 CPU = torch.device("cpu")
 WORKERS = 2
-NUMEL = 21 * 256 + 37  # shards of two lengths, the last one with a part of a block
+NUMEL = 21 * 256 + 37  # shards of two lengths, the last one ends in a partial block
 
 
 class Little(Jargon):
-    """Text whose validation and test are short."""
+    """Text with a short validation set and a short test set."""
 
     def validation(self):
         return itertools.islice(super().validation(), 1)
@@ -32,9 +32,9 @@ class Little(Jargon):
     ("name", "method", "near"),
     [
         ("gpt AdamW", "fp32", 5e-4),
-        # Its bf16 gradients, or its codec, change a loss by more than that.
+        # Leaving out its bf16 gradients, or its codec, changes a loss by more than this.
         ("gpt AdamW", "adaptive 2 bf16 gradients", 5e-4),
-        # int8 all the way, or none of it, is further away.
+        # Using int8 for all steps, or for none, changes a loss by more than this.
         ("gpt AdamW", "adaptive 2 after int8", 5e-4),
         ("gpt Muon", "fp32", 2e-3),
         ("charlm", "fp32", 2e-3),

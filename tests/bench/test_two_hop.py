@@ -1,5 +1,5 @@
-"""The accuracy benchmark's exchange in one thread gives the bits of the engine's, and its rates are
-climbed to."""
+"""The accuracy benchmark's exchange in one thread gives the engine's bits, and its search of rates
+climbs to the best one."""
 
 import math
 
@@ -9,12 +9,12 @@ import torch
 from bench.accuracy.run import best_factor, missing_factors
 from bench.accuracy.two_hop import TwoHop, Workers
 
-NUMEL = 20 * 256 + 37  # shards of different lengths, the last one with a part of a block
+NUMEL = 20 * 256 + 37  # shards of different lengths, the last one ends in a partial block
 STEPS = 4
 
 
 def gradients(generator: torch.Generator) -> list[torch.Tensor]:
-    """Of four ranks, with blocks of very different sizes."""
+    """Return the gradients of four ranks, with blocks of very different sizes."""
     sizes = torch.logspace(-6, 0, NUMEL)
     return [torch.randn(NUMEL, generator=generator) * sizes for _ in range(4)]
 
@@ -42,7 +42,7 @@ def test_the_bits_are_the_engines(codec, momentum, feedback):
     for step in range(STEPS):
         flat = gradients(generator)
         if step == 2 and codec != "fp32":
-            flat[1][300] = math.inf  # that block's residuals stay, and so does its momentum
+            flat[1][300] = math.inf  # the residuals and the momentum of this block stay
         mean = alone.all_reduce([g.clone() for g in flat])
         theirs = engine.all_reduce(flat)
         assert torch.equal(mean.view(torch.int32), theirs.view(torch.int32)), f"step {step}"

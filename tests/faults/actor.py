@@ -1,5 +1,5 @@
-"""What one rank of a case does: it meets its peers, trains on until something fails, and says what
-that was and when. The victim does the same, but for the blow that it gives itself."""
+"""One rank of a case: it meets its peers, trains until something fails, and reports the failure and
+its time. The victim does the same until it strikes itself."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from thinwire import _library, errors
 from thinwire.comm import Communicator
 from thinwire.config import Config
 
-WARM_UP = 3  # steps before a blow between or in steps
-# About what connecting takes after the last address is known, and with it the choice of UCX; and
+WARM_UP = 3  # steps before a blow in a step or between steps
+# About how long connecting takes after the last address is known, including the choice of UCX; and
 # what nodes of ranks add, which agree twice and measure their links.
 CONNECTING_S = {"gloo": 0.003, "auto": 0.06}
 NODES_S = 0.06
@@ -29,22 +29,22 @@ CLOSING_S = 0.004
 class Report:
     """How a rank ended. Times are of time.monotonic, which all processes of a machine share."""
 
-    error: str = ""  # the type's name; none: it closed in order
+    error: str = ""  # name of the error's type; empty: closed without an error
     message: str = ""
-    failed_at: float = 0.0  # when the error was there, or the close had returned
-    called_at: float = 0.0  # when the call that failed was made: its tensor's submission
+    failed_at: float = 0.0  # when the error was raised, or the close returned
+    called_at: float = 0.0  # when the failed call was made (for a step: its tensor was submitted)
     stage: str = ""  # connecting, step or closing
-    wrong: str = ""  # a result that was not the sum
-    transport: str = ""  # what it runs on, once it is connected
+    wrong: str = ""  # describes a result that is not the sum
+    transport: str = ""  # the transport in use, once connected
 
 
 class Actor:
-    """One rank of one case."""
+    """Runs one rank of one case."""
 
     def __init__(
         self, case: Case, rank: int, folder: Path, board: Board | None = None, **settings: str
     ) -> None:
-        """board: where to meet in place of the case's own; settings: further ones of Config."""
+        """board: used instead of the case's own; settings: further fields of Config."""
         self._case, self._rank, self._folder = case, rank, folder
         self._board = board or Board(folder, self._before_store)
         self._settings = settings
@@ -54,7 +54,7 @@ class Actor:
         self._tensors = [np.zeros(count, np.float32) for count in case.tensors]
 
     def run(self) -> Report:
-        """Everything, from the store to the close."""
+        """Run the rank from meeting at the store to the close."""
         _library.load()
         self._await_all()
         communicator = None
@@ -76,11 +76,11 @@ class Actor:
         return self._report
 
     def _give_up(self, communicator: Communicator) -> None:
-        """After an error."""
+        """Close after an error."""
         communicator.close()
 
     def _await_all(self) -> None:
-        """Starting processes takes its time on a busy machine, and must be no part of a timeout."""
+        """Wait until all processes have started. This can take long, so no timeout includes it."""
         (self._folder / f"rank{self._rank}.is_here").touch()
         while len(list(self._folder.glob("rank*.is_here"))) < self._case.world:
             time.sleep(0.001)
@@ -96,7 +96,8 @@ class Actor:
         return Communicator(self._rank, case.world, self._board, "faults", config)
 
     def _before_store(self, operation: str, key: str) -> None:
-        """All ranks' operations: handshake (1 set, n gets), token, address (1 set, n - 1 gets)."""
+        """Strike at the case's moment in the operations: handshake (1 set, n gets), token, address
+        (1 set, n - 1 gets)."""
         self._operations += 1
         last = 2 * self._case.world + 2
         if self._operations == 1 + int(self._case.moment * last):
@@ -107,7 +108,7 @@ class Actor:
             self._striker.soon("connecting", takes_s)
 
     def _train(self, communicator: Communicator) -> None:
-        """For ever, unless it is the close that is struck."""
+        """Train without end, or in the phase "closing" for the warm-up only."""
         self._report.stage = "step"
         self._striker.soon("first", FIRST_S)
         seconds = self._step(communicator)
@@ -123,7 +124,7 @@ class Actor:
             self._step(communicator)
 
     def _step(self, communicator: Communicator) -> float:
-        """Seconds that a step took."""
+        """Make a step, and return its seconds."""
         start = time.monotonic()
         works = []
         for number, tensor in enumerate(self._tensors):
@@ -141,7 +142,8 @@ class Actor:
         return time.monotonic() - start
 
     def _check(self) -> None:
-        """Codecs that keep every element come within a percent of a sum of ones."""
+        """Record a result that is off by more than 5 percent, with the codecs that keep every
+        element. All inputs are ones."""
         if self._case.codec.startswith("topk"):
             return
         for number, tensor in enumerate(self._tensors):
@@ -157,5 +159,5 @@ class Actor:
 
 
 def training_file(folder: Path, rank: int) -> Path:
-    """Is there once that rank has warmed up."""
+    """Return the path of a file that exists once that rank has warmed up."""
     return folder / f"rank{rank}.trains"

@@ -1,4 +1,4 @@
-"""A rendezvous store of files, whose operations can be watched."""
+"""A rendezvous store of files that lets a test watch its operations."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from bench.folder_store import FolderStore
 
 
 class Board(FolderStore):
-    """before(operation, key) is called ahead of each operation."""
+    """Calls before(operation, key) before each operation."""
 
     def __init__(self, folder: Path, before: Callable[[str, str], None]) -> None:
         super().__init__(folder)

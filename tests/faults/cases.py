@@ -1,6 +1,6 @@
 """Cases of the fault matrix: which rank of which group is struck, when, and how.
 
-A case is plain data that its seed alone determines, so a line of a report repeats it."""
+A case is plain data determined by its seed, so a line of a report suffices to repeat it."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ import random
 from dataclasses import dataclass, replace
 
 PHASES = (
-    "store",  # one of its operations on the rendezvous store comes, and is not carried out
-    "connecting",  # it has read all addresses, makes connections, and agrees on a data plane
-    "idle",  # it is connected, and never calls anything
+    "store",  # at one of its operations on the rendezvous store, which is not carried out
+    "connecting",  # it has read all addresses, and connects or agrees on a data plane
+    "idle",  # it is connected, and makes no calls
     "first",  # in its first collective
     "raw",  # in a step of small tensors, which go uncompressed in one exchange
     "direct",  # in a step of middle-sized tensors, which go encoded in one exchange
     "chunks",  # in a step of a large tensor, chunk by chunk
     "mixed",  # in a step of all three
     "between",  # between two steps
-    "closing",  # all ranks close, and it does not finish
+    "closing",  # all ranks close, and the victim does not finish
 )
 BLOWS = ("SIGKILL", "SIGSTOP", "abort")
-NOT_CONNECTED = ("store", "connecting", "idle", "closing")  # nothing is there to be aborted
+NOT_CONNECTED = ("store", "connecting", "idle", "closing")  # there is no call that could be aborted
 TRANSPORTS = ("gloo", "auto")  # auto: UCX, where it is installed
-TOPOLOGIES = ("hierarchical", "auto")  # between nodes; auto: as measured links say
+TOPOLOGIES = ("hierarchical", "auto")  # used between nodes; auto: depends on the measured links
 CODECS = ("fp32", "bf16", "int8", "int4", "onebit", "topk:density=0.01")
 
 # Elements of the tensors that a step reduces; min_bytes and one_hop_bytes decide how each goes.
@@ -36,8 +36,8 @@ TENSORS = {
 
 @dataclass(frozen=True)
 class Case:
-    """One group whose rank `victim` gets a `blow` in `phase`: a signal, or "abort", by which a
-    thread of its own fails the group. moment: from 0 to below 1, where in the phase."""
+    """One group whose rank `victim` gets a `blow` in `phase`: a signal, or "abort", which means
+    that a thread of the victim fails the group. moment: when in the phase, from 0 to below 1."""
 
     seed: int
     world: int
@@ -53,18 +53,18 @@ class Case:
     checksum: bool
     timeout_s: float
     transport: str = "gloo"
-    node_size: int = 0  # ranks of each node; 0: all are on one, and find that out
+    node_size: int = 0  # ranks per node; 0: all ranks are on one node, and detect that
     topology: str = "auto"
     loops: int = 1
 
     @property
     def tensors(self) -> tuple[int, ...]:
-        """The sizes that a step has here."""
+        """The numbers of elements of a step's tensors."""
         return TENSORS.get(self.phase, TENSORS["mixed"])
 
     @property
     def nodes(self) -> int:
-        """How many are told apart; 0: nobody says."""
+        """The number of nodes; 0: none are set up."""
         return self.world // self.node_size if self.node_size else 0
 
     def __str__(self) -> str:
@@ -77,18 +77,18 @@ class Case:
         )
 
     def on_one_node(self) -> Case:
-        """The same between ranks that are neighbours."""
+        """Return the same case with all ranks on one node."""
         return replace(self, node_size=0, topology="auto")
 
     def on_two_nodes(self, topology: str) -> Case:
-        """The same with four ranks, of which two share memory."""
+        """Return the same case with four ranks on two nodes, two ranks each."""
         return replace(
             self, world=4, victim=self.victim % 4, transport="auto", node_size=2, topology=topology
         )
 
 
 def draw(seed: int, phase: str, blow: str, timeout_s: float) -> Case:
-    """The case of a seed, in that phase and with that blow."""
+    """Return the case that the seed determines for the phase and the blow."""
     chance = random.Random(f"{seed} {phase} {blow}")
     world = chance.choice((2, 3, 4))
     case = Case(
@@ -113,8 +113,8 @@ def draw(seed: int, phase: str, blow: str, timeout_s: float) -> Case:
 
 
 def matrix(count: int, seed: int, stop_s: float, kill_s: float = 8.0) -> list[Case]:
-    """At least `count` cases, equally many for each phase and blow. stop_s: the timeout where ranks
-    are stopped, which is what such a case takes; kill_s: elsewhere."""
+    """Return at least `count` cases, equally many for each phase and blow. stop_s: timeout of the
+    cases that stop a rank, and so their duration; kill_s: timeout of the others."""
     kinds = [
         (phase, blow)
         for phase in PHASES

@@ -2,10 +2,10 @@
 
   python exiting.py     reads lines "HOW END STORE RANK" and forks a rank for each
 
-HOW is plain or thinwire, END how the script ends; "apart" is a return, of rank 1 a while later. A
-rank says when its last line ran, and its parent when it was gone, both by time.monotonic. Ranks are
-forked so that torch is imported once; each of them ends as a script does, with the interpreter's
-own way out."""
+HOW is plain or thinwire. END is how the script ends; "apart" means that both return, rank 1 later
+than rank 0. A rank prints when its last line ran, and its parent when the rank was gone, both by
+time.monotonic. Ranks are forked so that torch is imported once. Each ends as a script does, by the
+interpreter's normal exit."""
 
 import gc
 import os
@@ -14,7 +14,7 @@ import threading
 import time
 
 import torch
-import torch._dynamo  # which the first DDP of each rank would import
+import torch._dynamo  # else the first DDP of each rank imports it
 import torch.distributed as dist
 import torch.distributed.algorithms.ddp_comm_hooks.default_hooks
 from thinwire.torch import compress
@@ -37,7 +37,7 @@ def train(how: str, store: str, rank: int) -> DistributedDataParallel:
 
 
 def say(rank: str, what: str) -> None:
-    """In one piece, since the ranks share their parent's output."""
+    """Print in one write, since the ranks share their parent's output."""
     os.write(1, f"{rank} {what} {time.monotonic()}\n".encode())
 
 
@@ -55,7 +55,7 @@ def main() -> None:
         if pid > 0:
             threading.Thread(target=announce, args=(pid, rank)).start()
             continue
-        global model  # as in a script, where it lives until the end
+        global model  # lives until the end, as in a script
         model = train(how, store, int(rank))
         if end == "apart" and rank == "1":
             time.sleep(APART_S)

@@ -1,4 +1,4 @@
-"""Runs one case: its ranks are processes, and each one's report comes back by a pipe."""
+"""Runs one case: its ranks are processes, each of which sends its report through a pipe."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from strike import struck_at
 sys.path.append(str(Path(__file__).resolve().parents[1]))  # matrix.py and soak.py have no conftest
 from ranks import HANG_S, Rank, started
 
-STANDSTILL_S = 0.25  # without a processor; the case says nothing then
+STANDSTILL_S = 0.25  # without a processor, after which a case proves nothing
 ATTEMPTS = 3
 
 
 @dataclass
 class Ending:
-    """What became of a case."""
+    """The outcome of a case."""
 
     case: Case
     struck_at: float | None = None
-    reports: dict[int, Report] = field(default_factory=dict)  # of the ranks that came back
+    reports: dict[int, Report] = field(default_factory=dict)  # of the ranks that reported, by rank
     hung: list[int] = field(default_factory=list)
     crashed: dict[int, int] = field(default_factory=dict)  # survivor -> exit code
-    repeated: int = 0  # how often it was run before, while the machine stood still
+    repeated: int = 0  # earlier runs that were discarded because the machine stood still
 
 
 def _be(case: Case, rank: int, folder: Path, node: str | None) -> Report:
@@ -42,9 +42,8 @@ def _be(case: Case, rank: int, folder: Path, node: str | None) -> Report:
 
 
 def run_awake(case: Case, own: int | None = None) -> Ending:
-    """As run(), and again, with a line that says so, where the machine stood still meanwhile, which
-    may have made an error of another kind. A rank that hangs or crashes is no matter of time, and
-    counts in any case."""
+    """Like run(), but if the machine stood still, which may have caused a wrong error, print that
+    and run the case again. A rank that hangs or crashes counts in any case."""
     for attempt in range(ATTEMPTS):
         with Standstill() as standstill:
             ending = run(case, own)
@@ -56,9 +55,9 @@ def run_awake(case: Case, own: int | None = None) -> Ending:
 
 
 def run(case: Case, own: int | None = None) -> Ending:
-    """All ranks of the case, none of which outlives this call. A victim that was stopped goes on
-    once all survivors have ended, and reports as well. own: a survivor that is this very process
-    and no one of its own."""
+    """Run all ranks of the case; no process of theirs outlives this call. A stopped victim is
+    continued once all survivors have ended, and reports too. own: a survivor that this process runs
+    itself."""
     with tempfile.TemporaryDirectory() as name, open_nodes(case.nodes) as nodes:
         folder = Path(name)
         node_of = {r: nodes[r // case.node_size] if nodes else None for r in range(case.world)}

@@ -3,7 +3,7 @@
   python tests/faults/matrix.py [--cases 300] [--seed N] [--stop-s 2] [--only 'phase,...']
                                 [--blows 'SIGKILL,...'] [--between-nodes] [--seconds 60]
 
-Prints each case that went wrong, with the seed that repeats it, and a table. It ends with 1 if any
+Prints each case that went wrong, with the seed that repeats it, and a table. Exits with 1 if a case
 did, or if the 99th percentile of all kills is above 250 ms or that of all timeouts above 1.1 T."""
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ BOUNDS = {"kill": KILL_P99_S, "abort": KILL_P99_S, "timeout": TIMEOUT_P99}
 
 
 def is_late(verdicts: list[Verdict], kind: str, most: float) -> bool:
-    """Whether the 99th percentile of that kind's errors is above the bound."""
+    """Return whether the 99th percentile of the errors of this kind is above the bound."""
     values = [v for verdict in verdicts if verdict.kind == kind for v in verdict.latencies]
     return bool(values) and percentile(values, 0.99) > most
 

@@ -1,5 +1,5 @@
-"""Nodes on one machine: IPC namespaces, since ranks of different ones share no memory, so that UCX
-serves inside each of them and Gloo between them. The network is one."""
+"""Nodes on one machine: IPC namespaces. Ranks in different namespaces share no memory, so UCX
+serves inside each of them and Gloo between them. All share one network."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 @contextlib.contextmanager
 def open_nodes(count: int) -> Iterator[list[str]]:
-    """As many namespaces, as files that any process may enter meanwhile. None where the kernel
-    refuses them, as it does to all but root: all ranks are on one node then."""
+    """Open as many namespaces, and yield them as files that any process can enter. Yields none if
+    the kernel refuses, as it does without root: all ranks are then on one node."""
     descriptors: list[int] = []
 
     def open_one() -> None:
@@ -37,7 +37,7 @@ def open_nodes(count: int) -> Iterator[list[str]]:
 
 @contextlib.contextmanager
 def inside(node: str | None) -> Iterator[None]:
-    """The calling thread, and those that it makes, are on the node; None: where they are."""
+    """The calling thread and threads that it starts are on the node; None: they do not move."""
     if node is None:
         yield
         return

@@ -1,9 +1,9 @@
-"""A TCP proxy between two ranks, which flips one bit of what a tensor sends.
+"""A TCP proxy between two ranks, which flips one bit of a tensor's bytes.
 
-It knows as much of the stream as it needs: the challenge (transport/mesh/challenge.h), and then
-Gloo's messages, each a preamble of six 64-bit words, of which the first is the size with the
-payload, and the third the slot. Even slots are those of frames (transport/gloo/gloo_links.h): the
-control plane's, which carry no tensor, and those in which small blocks lie."""
+It parses what it needs of the stream: the challenge (transport/mesh/challenge.h), and then Gloo's
+messages. Each begins with a preamble of six 64-bit words: the first is the size including the
+payload, the third is the slot. Frames have even slots (transport/gloo/gloo_links.h): those of the
+control plane, which carry no tensor, and those that contain small blocks."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ CHALLENGE_BYTES = (112, 40)  # hello, then proof one way; reply, then admission 
 
 
 class Proxy:
-    """Between whoever connects to `port` and the rank that listens at `upstream`. It damages
-    payload number `hit`, from 0, of those that the rank sends."""
+    """Stands between whoever connects to `port` and the rank that listens at `upstream`. It damages
+    payload number `hit`, counted from 0, of those that the rank sends."""
 
     def __init__(self, upstream: tuple[str, int], hit: int) -> None:
         self._upstream, self._left = upstream, hit
@@ -30,7 +30,7 @@ class Proxy:
         threading.Thread(target=self._serve, daemon=True).start()
 
     def close(self) -> None:
-        """Takes no more connections; those that there are live as long as their ends."""
+        """Accept no more connections; open ones stay until their ends close."""
         self._listener.close()
 
     def _serve(self) -> None:
@@ -41,7 +41,7 @@ class Proxy:
                 threading.Thread(target=self._connect, args=(caller, rank), daemon=True).start()
 
     def _connect(self, caller: socket.socket, rank: socket.socket) -> None:
-        """Both ways of a connection, which is closed when both have come to their ends."""
+        """Relay a connection in both directions, and close it when both have ended."""
         with caller, rank:
             ways = [
                 threading.Thread(target=self._relay, args=way, daemon=True)
@@ -53,8 +53,9 @@ class Proxy:
                 way.join()
 
     def _relay(self, source: socket.socket, target: socket.socket, damages: bool) -> None:
-        """One way. If its target is gone, what comes is read all the same: a connection that is
-        closed with bytes unread is reset, and a reset overtakes the other way's last message."""
+        """Relay one direction. If its target is gone, keep reading: a connection that is closed
+        with unread bytes is reset, and a reset overtakes the last message of the other
+        direction."""
         with contextlib.suppress(OSError, EOFError):
             self._pass_on(source, target, damages)
         with contextlib.suppress(OSError):
@@ -79,7 +80,7 @@ class Proxy:
 
 
 def _middle(payload: bytearray, slot: int) -> int:
-    """Of the block, or of a frame's first one."""
+    """Return the index of the byte in the middle of the block, or of a frame's first block."""
     if slot % 2 != 0:
         return len(payload) // 2
     return PARCEL.size + PARCEL.unpack_from(payload)[1] // 2

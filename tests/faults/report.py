@@ -1,4 +1,4 @@
-"""The matrix's outcome as a table: how many cases, and how long errors took."""
+"""The matrix's outcome as a table: the number of cases, and how long errors took."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ UNITS = {"kill": "ms", "abort": "ms", "close": "ms", "timeout": "T", "missed": "
 
 
 def percentile(values: list[float], part: float) -> float:
-    """The smallest value that at least that part of all values do not exceed."""
+    """Return the smallest value that at least this part of all values does not exceed."""
     ordered = sorted(values)
     return ordered[max(0, math.ceil(part * len(ordered)) - 1)]
 
 
 def table(verdicts: Iterable[Verdict]) -> str:
-    """A row for each blow and phase, and one for all kills and all timeouts. Kills and closes are
-    in milliseconds from the blow, stops in timeouts from the submission. "missed" are those that
-    had closed before the blow."""
+    """Return a row for each blow and phase, and one each for all kills and all timeouts. Kills and
+    closes are in milliseconds from the blow, stops in timeouts from the submission. "missed" counts
+    the cases that had closed before the blow."""
     groups: dict[tuple[str, ...], list[float]] = defaultdict(list)
     cases: dict[tuple[str, ...], int] = defaultdict(int)
     for verdict in verdicts:

@@ -1,13 +1,13 @@
-"""Members of rounds between sites are killed, stopped and added at seeded moments: nobody hangs,
+"""Members of rounds between sites are killed, stopped and added at seeded moments: none hangs,
 all have the same digest after each round, and no member that lives loses a step.
 
     python tests/faults/sites_soak.py [--over store|lighthouse] [--rounds 300] [--faults 100]
                                       [--members 4] [--seed 1] [--out FILE.json]
 
 Members meet over a TCPStore, or over torchft's Lighthouse. Processes are forked from one that has
-imported everything, so that a newcomer is there at once. One member is never struck: its memory
-tells whether the survivors' grows. It is not the first one, which leads while it lives. It prints
-one line a fault and a summary, and exits with 1 where a property does not hold."""
+imported everything, so that a newcomer starts at once. One member is never struck: its memory shows
+whether survivors leak. It is not the first member, which leads while it is alive. Prints one line
+per fault and a summary, and exits with 1 if a property does not hold."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ _context.set_forkserver_preload(["thinwire.torch.sites", "torch._dynamo"])
 
 STEP_S = 0.04
 STEPS = 4  # of a round
-LEAST = 2  # members of a group, of up to five: that there is one group is the members' to see to
+LEAST = 2  # members of a group of up to five; the members must ensure that there is one group
 STOPS_S = (0.3, 1.0, 5.0)
-RECOVERY_S = 3.0  # from a kill or a stop to the next commit, beside the round itself
-LONGEST_S = 15.0  # of a round, with a stop and another fault in it
-WITNESS = "m3"  # is never struck
+RECOVERY_S = 3.0  # from a kill or a stop to the next commit, besides the round itself
+LONGEST_S = 15.0  # of a round in which a stop and another fault fall
+WITNESS = "m3"  # the member that is never struck
 GROWTH_MB = 8.0  # of a survivor's memory over the second half of the run
 
 
 def be_member(name: str, address: str, folder: str, rounds: int) -> None:
-    """Trains until the group has made `rounds`; a line of its file for each round it commits."""
+    """Train until the group has made `rounds`, and write a line per committed round to a file."""
     errors = os.open(f"{folder}/{name}.err", os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
     os.dup2(errors, 2)
     import torch
@@ -69,7 +69,7 @@ def be_member(name: str, address: str, folder: str, rounds: int) -> None:
             inner.zero_grad()
             for report in [r for r in diloco.reports if r.number >= written]:
                 written = report.number + 1
-                if name == WITNESS:  # else what is free counts, in the heaps of threads that ended
+                if name == WITNESS:  # else free memory in the heaps of ended threads counts
                     heap.malloc_trim(0)
                 pages = int(Path("/proc/self/statm").read_text().split()[1])
                 row = {
@@ -82,7 +82,7 @@ def be_member(name: str, address: str, folder: str, rounds: int) -> None:
 
 
 class Place:
-    """Where members meet; it outlives them."""
+    """The place where members meet; it outlives them."""
 
     def __init__(self, over: str) -> None:
         self.over = over
@@ -141,8 +141,8 @@ class Soak:
         return max((self.rows(n)[-1]["round"] + 1 for n in self.alive if self.rows(n)), default=0)
 
     def fault(self) -> str | None:
-        """One fault, or None where it would have to wait for a newcomer. Two members at least live
-        on, untouched."""
+        """Cause one fault; return None if it would have to wait for a newcomer. At least two
+        members that are not struck live on."""
         trained = [name for name, each in self.alive.items() if self.rows(name) and each.is_alive()]
         struck = [name for name in trained if name != WITNESS]
         kinds = ["kill", "stop"] if len(trained) > 2 and len(struck) > 1 else []
@@ -160,7 +160,7 @@ class Soak:
         name = self.random.choice(struck)
         if kind == "stop":
             seconds = self.random.choice(STOPS_S)
-            # The others go on meanwhile, and rounds are to be left for the faults that follow.
+            # The others train meanwhile, and rounds must be left for the later faults.
             if seconds > (self.rounds - self.done()) * STEP_S * STEPS / 2:
                 seconds = STOPS_S[0]
             begun = time.time()
@@ -183,8 +183,8 @@ class Soak:
                 if process.exitcode not in (None, 0):
                     text = (self.folder / f"{name}.err").read_text()[-1500:]
                     return [f"{name} ended with {process.exitcode}: {text}"]
-            # Faults are spread over the first nine tenths of the rounds, each at some moment of a
-            # round.
+            # Faults are spread over the first nine tenths of the rounds, each at a random moment of
+            # a round.
             time.sleep(self.random.uniform(0.0, 1.5 * STEP_S * STEPS))
             if made < faults and self.done() > made * 0.9 * self.rounds / faults:
                 text = self.fault()
@@ -225,10 +225,10 @@ class Soak:
         return wrong
 
     def figures(self) -> dict:
-        """Return what one member saw, in seconds: rounds; from a kill to the next commit without
-        the killed one, beside those kills that fall into the time of a stop; from a stop that is
-        longer than a recovery, and has no kill near it, to the next commit without the stopped one;
-        and how much longer than others rounds took in which members came and none went."""
+        """Return what the witness saw, in seconds: the rounds; from a kill to the next commit
+        without the killed member, with kills during a stop listed apart; from a stop that is longer
+        than a recovery, with no kill near it, to the next commit without the stopped member; and
+        the extra time of rounds in which members came and none left."""
         rows = self.rows(WITNESS)
         times = [row["time"] for row in rows]
         pairs = list(itertools.pairwise(rows))
@@ -244,7 +244,8 @@ class Soak:
         stops = []
         for name, at, took in self.stopped:
             group = next((r["members"] for r in reversed(rows) if r["time"] < at), [])
-            # Over a Lighthouse one of two that is stopped may as well be cut off: it is waited for.
+            # Over a Lighthouse a stopped member of two may also be cut off, so the other one waits
+            # for it.
             waits = self.place.over == "lighthouse" and len(group) == 2
             also = any(at - RECOVERY_S < killed < at + took for killed in self.killed.values())
             if took > RECOVERY_S and not waits and not also:

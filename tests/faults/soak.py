@@ -1,15 +1,15 @@
-"""One process that outlives thousands of groups, of each of which a rank is killed: `make soak`.
+"""One process outlives thousands of groups, in each of which a rank is killed: `make soak`.
 
   python tests/faults/soak.py [--minutes 30] [--seed N]
 
-In each round this process is a rank of a new group, and another rank dies, at a place that the seed
-says. Its memory, descriptors and threads must not grow. It ends with 1 if they do, or if a round
-went wrong.
+In each round this process is a rank of a new group, and another rank dies at a place that the seed
+determines. The process's memory, descriptors and threads must not grow. It exits with 1 if they do,
+or if a round went wrong.
 
-Memory is read where nothing of a round is left but what leaks: after Python has collected its
-cycles (an actor is one, and holds megabytes of tensors), and with a malloc that gives back what is
-free. heap_mib is what malloc has given out and nobody has freed, to the byte; resident_mib is all
-else as well, such as stacks, and what lies between blocks in use."""
+Memory is read when only leaks of a round are left: after Python has collected its cycles (an actor
+is one, and holds megabytes of tensors), and with a malloc that returns free memory. heap_mib is
+the memory that is allocated and not freed, exact to the byte; resident_mib includes everything
+else, such as stacks, and gaps between blocks in use."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ from cases import PHASES, draw
 from report import table
 from verdict import Verdict, judge
 
-ROUND_S = 600.0  # after which a round hangs, also on a machine that stands still for minutes
-WARM_UP = 40  # rounds until all sizes of tensors, worlds and codecs have been there
-# Growth between the rounds after the warm-up and the last ones: a leak is so much a round, and what
-# the rounds themselves keep is less.
+ROUND_S = 600.0  # after which a round counts as hung, even if the machine stands still for minutes
+WARM_UP = 40  # rounds until all sizes of tensors, worlds and codecs have occurred
+# Growth from the rounds after the warm-up to the last ones. A leak grows with every round; what the
+# rounds themselves keep is less than these limits.
 HEAP_MIB_A_ROUND = 1 / 1024
 RESIDENT_MIB, RESIDENT_MIB_A_ROUND = 2.0, 2 / 1024
 PAUSE_S = 30.0  # between two lines of output
-# Dying in the store costs the timeout, which the matrix is there for.
+# A death in the store costs the whole timeout; the matrix tests it.
 STRUCK = [phase for phase in PHASES if phase != "store"]
 
 
@@ -59,22 +59,22 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
 
 def make_malloc_frugal() -> None:
-    """By itself malloc learns from large blocks to keep megabytes in each of its arenas, of which
-    there are eight for a processor: memory that is used again, and looks like a leak at first."""
+    """Stop malloc from learning from large blocks to keep megabytes in each of its arenas (eight
+    per processor): such memory is used again, but looks like a leak at first."""
     for threshold in (_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD):
         _libc.mallopt(threshold, 128 << 10)
 
 
 def grow_table_of_names() -> None:
-    """Python's table of interned strings doubles when it has had so many, in some hundreds of
-    rounds, and then never again: half a MiB at once, which is no leak. It does so here instead."""
+    """Grow Python's table of interned strings now. Otherwise it doubles once after some hundreds of
+    rounds: half a MiB at once, which is no leak."""
     for number in range(1 << 15):
         sys.intern(f"soak {number}")
 
 
 @dataclass
 class Vitals:
-    """What a process holds."""
+    """The resources that a process holds."""
 
     heap_mib: float
     resident_mib: float
@@ -83,7 +83,7 @@ class Vitals:
 
     @staticmethod
     def now() -> Vitals:
-        """Of this process."""
+        """Return those of this process."""
         gc.collect()
         _libc.malloc_trim(0)
         heap = _libc.mallinfo2()
@@ -100,7 +100,7 @@ class Vitals:
 
 
 def play(seed: int) -> Verdict:
-    """A round, with this process as one of the survivors."""
+    """Run a round, with this process as one of the survivors."""
     chance = random.Random(seed)
     case = draw(seed, chance.choice(STRUCK), "SIGKILL", 10.0)
     own = chance.choice([rank for rank in range(case.world) if rank != case.victim])
@@ -111,7 +111,7 @@ def play(seed: int) -> Verdict:
 
 
 def growth(history: list[Vitals]) -> list[str]:
-    """What has grown since the warm-up, in words."""
+    """Describe what has grown since the warm-up."""
     rounds = len(history) - WARM_UP
     part = max(1, rounds // 5)
     first, last = history[WARM_UP : WARM_UP + part], history[-part:]

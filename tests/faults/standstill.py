@@ -1,4 +1,4 @@
-"""Whether this machine had a processor for us: figures of a time when it had none say nothing."""
+"""Detects that this machine gave our processes no processor: times measured then prove nothing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ TICK_S = 0.02
 
 
 class Standstill:
-    """While it is entered, a thread wakes every 20 ms. longest_s: how late it was at most."""
+    """Within the context a thread wakes every 20 ms. longest_s: its greatest delay."""
 
     def __init__(self) -> None:
         self.longest_s = 0.0

@@ -1,5 +1,5 @@
-"""How a rank strikes itself: at once, or a moment later from a thread of its own. The time goes to
-a file before, since the rank may not be able to tell it."""
+"""How a rank strikes itself: at once, or a moment later from another thread. It writes the time to
+a file first, since it may not be able to report it afterwards."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cases import Case
 
 
 class Striker:
-    """Of the victim; all others never strike. abort: fails the group, once there is one."""
+    """Strikes the victim; does nothing on other ranks. abort: fails the group, if there is one."""
 
     abort: Callable[[], None]
 
@@ -24,12 +24,13 @@ class Striker:
         self._armed = rank == case.victim
 
     def now(self, phase: str) -> None:
-        """Strikes if this is the victim and the phase is the case's."""
+        """Strike if this rank is the victim and the phase is the case's."""
         if self._armed and phase == self._case.phase:
             self._strike()
 
     def soon(self, phase: str, within_s: float) -> None:
-        """As now, but at the case's moment of the next `within_s` seconds, from another thread."""
+        """Like now(), but from another thread, at the case's moment of the next `within_s`
+        seconds."""
         if not self._armed or phase != self._case.phase:
             return
         end = time.monotonic() + self._case.moment * within_s
@@ -56,7 +57,7 @@ def struck_file(folder: Path) -> Path:
 
 
 def struck_at(folder: Path) -> float | None:
-    """When the victim was struck, on the clock of time.monotonic; None if it was not yet."""
+    """Return when the victim was struck, by time.monotonic; None if it was not struck yet."""
     try:
         return struct.unpack("d", struck_file(folder).read_bytes())[0]
     except (FileNotFoundError, struct.error):

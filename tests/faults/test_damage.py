@@ -1,5 +1,5 @@
-"""Bytes that change on the network: with checksum=True a typed error on both ends, whichever way
-the tensor went, and no wrong sum before."""
+"""Bytes that change on the network: with checksum=True both ends get a typed error, whichever way
+the tensor went, and no wrong sum before it."""
 
 import dataclasses
 import os
@@ -15,11 +15,11 @@ from ranks import HANG_S, started, values_of
 from thinwire.comm import Communicator
 
 TIMEOUT_S = 100.0
-ADDRESS = "mesh/0"  # the end of the key under which rank 0 says where it listens
+ADDRESS = "mesh/0"  # the end of the key that holds rank 0's address
 
 
 class Detour(Board):
-    """Tells rank 1 the proxy's port for rank 0's."""
+    """Gives rank 1 the proxy's port instead of rank 0's."""
 
     def get(self, key: str, timeout_s: float) -> bytes:
         value = super().get(key, timeout_s)
@@ -34,8 +34,9 @@ class Detour(Board):
 
 
 class Staying(Actor):
-    """Closes when both ranks have their errors: on a busy machine the first one's end may come
-    before its word has arrived, which is waited for a quarter of a second."""
+    """Closes only when both ranks have their errors. On a busy machine the first rank's connections
+    may otherwise end before its failure message has arrived: a peer waits a quarter of a second for
+    it."""
 
     def _give_up(self, communicator: Communicator) -> None:
         (self._folder / f"rank{self._rank}.failed").touch()
@@ -55,7 +56,7 @@ def write_whole(path: Path, value: bytes) -> None:
 
 
 def wait_for_address(folder: Path) -> tuple[str, int]:
-    """Where rank 0 listens, once rank 1 has read it."""
+    """Return rank 0's host and port, once rank 1 has read them."""
     end = time.monotonic() + HANG_S
     path = folder / "address"
     while not path.exists() or len(path.read_bytes().split()) != 3:
@@ -77,7 +78,7 @@ def test_a_flipped_bit_is_data_loss_on_both_ranks(tmp_path, phase, hit):
         chunk_bytes=64 << 10,
         transport="gloo",
         loops=1,
-    )  # whose bytes the proxy sees
+    )  # the proxy sees this rank's bytes
     with started(be, [(case, rank, tmp_path) for rank in range(2)]) as ranks:
         proxy = Proxy(wait_for_address(tmp_path), hit)
         write_whole(tmp_path / "detour", str(proxy.port).encode())

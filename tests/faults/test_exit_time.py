@@ -1,6 +1,6 @@
-"""A script that ends without closing anything is gone as soon as it is with plain DDP.
+"""A script that ends without closing anything exits as soon as with plain DDP.
 
-The two take turns in one run and are compared with one another."""
+Both take turns in one run, and their times are compared."""
 
 import subprocess
 import sys
@@ -13,9 +13,9 @@ import pytest
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("exits")]
 
 HERE = Path(__file__).resolve().parent
-TURNS, MOST_TURNS = 2, 8  # a wait is one in every turn, and the load of a busy machine is not
-RATIO = 2  # of a rank's fastest exit with thinwire to its slowest with plain DDP
-NOISE_S = 1.0  # of a busy machine; rank 1 of the two that end apart is later than that
+TURNS, MOST_TURNS = 2, 8  # a wait delays every turn, the load of a busy machine does not
+RATIO = 2  # limit: a rank's fastest exit with thinwire over its slowest with plain DDP
+NOISE_S = 1.0  # of a busy machine; less than rank 1's delay where the two end apart
 DEADLINE_S = 1800
 
 
@@ -46,7 +46,7 @@ def test_an_exit_without_close_takes_as_long_as_plain_ddps(tmp_path, script, end
 
 
 def are_alike(seconds: dict[str, list[list[float]]]) -> bool:
-    """By rank, since one that waits for the other one's end is as fast as the other is slow."""
+    """Compare per rank: a rank that waits for the other's end is fast if the other is slow."""
     for rank in range(2):
         plain, ours = ([turn[rank] for turn in seconds[how]] for how in ("plain", "thinwire"))
         if min(ours) > RATIO * max(plain) + NOISE_S:
@@ -55,7 +55,7 @@ def are_alike(seconds: dict[str, list[list[float]]]) -> bool:
 
 
 def lifetimes(script: subprocess.Popen[str], how: str, end: str, store: Path) -> list[float]:
-    """Seconds of both ranks from their last line to their ends."""
+    """Return the seconds of both ranks from their last line to their exit."""
     for rank in range(2):
         script.stdin.write(f"{how} {end} {store} {rank}\n")
     script.stdin.flush()

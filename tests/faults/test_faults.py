@@ -1,4 +1,4 @@
-"""A short part of the fault matrix (`make soak` runs the whole), from a seed that it prints."""
+"""A short part of the fault matrix (`make soak` runs all of it), from a seed that it prints."""
 
 import random
 from dataclasses import replace
@@ -20,12 +20,12 @@ def test_a_killed_rank_is_named_on_every_other(phase):
 
 
 def test_a_rank_of_four_that_dies_when_it_has_just_connected():
-    """From four on, ranks look for nodes as well; nobody may wait for the dead one's in vain."""
+    """With four or more ranks the group also looks for nodes, without waiting for a dead rank."""
     expect_no_problem(draw(142106, "connecting", "SIGKILL", 8.0).on_one_node())
 
 
 def test_a_rank_that_dies_while_the_group_agrees_on_ucx():
-    """Connections are there by then, and must be what the others learn of it by."""
+    """The ranks are connected by then, and must learn of the death from their connections."""
     case = draw(7011, "connecting", "SIGKILL", 8.0).on_one_node()
     expect_no_problem(replace(case, transport="auto"))
 
@@ -35,7 +35,7 @@ def test_a_rank_that_dies_while_the_group_agrees_on_ucx():
     [("connecting", "auto"), ("direct", "hierarchical"), ("chunks", "hierarchical")],
 )
 def test_a_rank_that_is_killed_between_nodes(phase, topology):
-    """UCX inside nodes hears of nobody, and Gloo between them has all the connections."""
+    """UCX inside nodes does not report lost peers; Gloo between nodes has all the connections."""
     ending = expect_no_problem(draw(SEED, phase, "SIGKILL", 8.0).on_two_nodes(topology))
     with open_nodes(1) as nodes:
         split = bool(nodes) and ucx_is_here()
@@ -46,7 +46,7 @@ def test_a_rank_that_is_killed_between_nodes(phase, topology):
 
 @pytest.mark.parametrize("phase", ("connecting", "direct", "chunks"))
 def test_a_killed_rank_is_named_over_several_loops(phase):
-    """Its connections with the others end one after the other, on threads of their own."""
+    """Its connections to the others end one after the other, on different threads."""
     case = draw(SEED, phase, "SIGKILL", 8.0)
     expect_no_problem(replace(case, loops=3, transport="gloo"))
 
@@ -57,7 +57,7 @@ def test_a_rank_that_stops_over_several_loops():
 
 
 def test_a_rank_that_stops_while_several_loops_agree_on_a_plane():
-    """What ranks tell one another then goes by connections that their deadline must reach."""
+    """The ranks agree over connections that the deadline must reach, too."""
     expect_no_problem(draw(402242, "connecting", "SIGSTOP", 1.5))
 
 
@@ -67,7 +67,7 @@ def test_a_stopped_rank_is_named_when_the_timeout_is_over(phase):
 
 
 def test_a_rank_that_stops_while_links_are_measured():
-    """All others wait then, some of them for one another."""
+    """All other ranks wait then, some of them for one another."""
     expect_no_problem(draw(459235, "connecting", "SIGSTOP", 1.5))
 
 

@@ -1,5 +1,5 @@
-"""Links that are cut while ranks train or connect: every rank, on both sides of the cut, ends in a
-typed error when the timeout is over. Packets are dropped by iptables in namespaces of our own."""
+"""Links that are cut while ranks train or connect: every rank, on both sides of the cut, gets a
+typed error when the timeout is over. iptables drops the packets, in namespaces of our own."""
 
 import ctypes
 import dataclasses
@@ -16,8 +16,8 @@ from ranks import HANG_S, started, values_of
 
 from bench.lab import Lab, can_shape, open_lab
 
-TIMEOUT_S = 8.0  # connecting and warming up take less, on a busy machine as well
-NOISE_S = 15.0  # of a busy machine; what is not told ends after minutes, as TCP gives up
+TIMEOUT_S = 8.0  # more than connecting and warming up take, even on a busy machine
+NOISE_S = 15.0  # of a busy machine; without our error a rank ends after minutes, when TCP gives up
 CLONE_NEWNET = 0x40000000
 WORLD, VICTIM = 3, 1
 
@@ -37,7 +37,7 @@ def lab():
 
 
 def cut(lab: Lab, directions: tuple[str, ...], peer: int | None = None) -> None:
-    """Drops what comes to the victim and what leaves it, or only what is from or to one peer."""
+    """Drop the packets to and from the victim, or only those to and from one peer."""
     for chain in directions:
         which = []
         if peer is not None:
@@ -50,7 +50,7 @@ def cut(lab: Lab, directions: tuple[str, ...], peer: int | None = None) -> None:
 
 
 def be(case: Case, rank: int, folder: Path, namespace: str) -> Report:
-    """A rank in its own namespace."""
+    """Run a rank in its own namespace."""
     with open(f"/run/netns/{namespace}") as file:
         assert ctypes.CDLL(None, use_errno=True).setns(file.fileno(), CLONE_NEWNET) == 0
     return Actor(case, rank, folder, interface="eth0").run()
@@ -71,7 +71,7 @@ def reports(lab: Lab, case: Case, folder: Path, when_training) -> list[Report]:
 
 
 def a_case(timeout_s: float) -> Case:
-    """Nobody strikes in it."""
+    """Return a case in which no rank strikes itself."""
     seed = int.from_bytes(os.urandom(3), "big")
     drawn = draw(seed, "mixed", "SIGKILL", timeout_s)
     return dataclasses.replace(drawn, world=WORLD, victim=-1)

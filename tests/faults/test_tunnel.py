@@ -1,5 +1,5 @@
-"""Encryption by a layer below: ranks that are named the interface of a WireGuard tunnel send
-nothing that can be read on the link. The tunnels are its own program, in namespaces of our own."""
+"""Encryption by a lower layer: ranks that use the interface of a WireGuard tunnel send nothing
+readable on the link. Userspace programs run the tunnels, in namespaces of our own."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ def lab() -> Iterator[Lab]:
 
 
 def enter(namespace: str) -> None:
-    """For the calling thread."""
+    """Move the calling thread into the namespace."""
     with open(f"/run/netns/{namespace}") as file:
         assert ctypes.CDLL(None, use_errno=True).setns(file.fileno(), CLONE_NEWNET) == 0
 
 
 def listen_in(namespace: str) -> socket.socket:
-    """A socket that gets a copy of all packets of eth0 there."""
+    """Return a socket that gets a copy of all packets of the namespace's eth0."""
     opened = []
 
     def open_there() -> None:
@@ -82,7 +82,7 @@ def packets(tap: socket.socket) -> list[bytes]:
 
 @contextlib.contextmanager
 def tunnels(lab: Lab, folder: Path) -> Iterator[list[str]]:
-    """Their interfaces, one a rank, with the addresses 10.89.0.1 and so on."""
+    """Set up the tunnels' interfaces, one per rank, with the addresses 10.89.0.1, 10.89.0.2, ..."""
     names = [f"wg{rank}-{os.getpid()}" for rank in range(WORLD)]
     inside = [["ip", "netns", "exec", namespace] for namespace in lab.namespaces]
     keys = [text("wg", "genkey") for _ in range(WORLD)]
@@ -124,7 +124,7 @@ def await_file(path: Path) -> None:
 
 
 def reduce(rank: int, folder: Path, namespace: str, interface: str) -> bool:
-    """One rank, in its namespace: values whose bytes are the pattern, uncompressed."""
+    """Run one rank in its namespace: sum values whose bytes are the pattern, uncompressed."""
     enter(namespace)
     _library.load()
     values = np.frombuffer(PATTERN * 50_000, np.float32).copy()
@@ -137,7 +137,7 @@ def reduce(rank: int, folder: Path, namespace: str, interface: str) -> bool:
 
 
 def heard_on_the_link(lab: Lab, folder: Path, interfaces: list[str]) -> list[bytes]:
-    """All packets of an allreduce between the ranks that listen on these interfaces."""
+    """Return all packets of an allreduce between ranks that listen on these interfaces."""
     arguments = [(r, folder, lab.namespaces[r], interfaces[r]) for r in range(WORLD)]
     tap = listen_in(lab.namespaces[0])
     with contextlib.closing(tap), started(reduce, arguments) as ranks:
@@ -146,7 +146,7 @@ def heard_on_the_link(lab: Lab, folder: Path, interfaces: list[str]) -> list[byt
 
 
 def protocol_of(packet: bytes) -> int | None:
-    """IP's number of it; None for other packets, such as ARP's."""
+    """Return the packet's IP protocol number; None for other packets, such as ARP's."""
     return packet[23] if struct.unpack_from("!H", packet, 12)[0] == ETH_P_IP else None
 
 
@@ -160,5 +160,5 @@ def test_in_a_tunnel_nothing_can_be_read(lab, tmp_path):
         heard = heard_on_the_link(lab, tmp_path, interfaces)
     assert sum(map(len, heard)) > len(PATTERN) * 50_000
     assert not any(PATTERN in packet for packet in heard)
-    # The kernel reports its multicast groups at times, by IGMP.
+    # The kernel sometimes reports its multicast groups, by IGMP.
     assert {protocol_of(packet) for packet in heard} <= {UDP, IGMP, None}

@@ -1,9 +1,9 @@
-"""What a case must end like, and how long that took.
+"""How a case must end, and how long that took.
 
-A kill is to be heard of within 250 ms. A stopped rank, and one that dies before it has told its
-address, can only be found by the timeout T: the error comes in [T, 1.1 T]. Both upper bounds are of
-the 99th percentile over all cases; a single one has seconds more before it counts as a fault, since
-on a busy machine a rank may wait that long for a processor."""
+After a kill the error must come within 250 ms. A stopped rank, or one that dies before it has
+published its address, can only be found by the timeout T: the error comes in [T, 1.1 T]. Both upper
+bounds apply to the 99th percentile over all cases. A single case has seconds more before it counts
+as a fault, since a rank may wait that long for a processor on a busy machine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from harness import Ending
 
 KILL_P99_S, TIMEOUT_P99 = 0.25, 1.1  # in seconds, and in timeouts
 KILL_MOST_S = 10.0
-NOISE_S = 10.0  # of a busy machine, above the upper bound of a single case
+NOISE_S = 10.0  # of a busy machine, added to the upper bound of a single case
 
 
 KIND_OF = {"SIGSTOP": "timeout", "abort": "abort"}
@@ -25,23 +25,24 @@ ERRORS = {"kill": "PeerLostError", "abort": "Error", "timeout": "TimeoutError"}
 
 @dataclass
 class Verdict:
-    """kind: "kill", "abort", "timeout", "close", or "missed" where all was over before the blow.
-    latencies: of each survivor, in seconds from the blow, or in timeouts. problems: in words."""
+    """kind: "kill", "abort", "timeout", "close", or "missed" if everything was over before the
+    blow. latencies: one per survivor, in seconds from the blow, or in timeouts. problems:
+    human-readable."""
 
     case: Case
     kind: str
     latencies: list[float] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
-    repeated: int = 0  # as of Ending
+    repeated: int = 0  # like Ending's
 
 
 def judge(ending: Ending) -> Verdict:
-    """The verdict on a case."""
+    """Judge a case."""
     case = ending.case
     verdict = Verdict(case, _kind(ending), repeated=ending.repeated)
     verdict.problems += [f"rank {rank} hangs" for rank in ending.hung]
     verdict.problems += [f"rank {rank} ended with {code}" for rank, code in ending.crashed.items()]
-    # Who aborts is told the reason like all others.
+    # The rank that aborts gets the reason like all others.
     survivors = {
         rank: report
         for rank, report in ending.reports.items()
@@ -66,20 +67,20 @@ def _kind(ending: Ending) -> str:
         return "missed" if ending.struck_at is None else "close"
     if case.blow in KIND_OF:
         return KIND_OF[case.blow]
-    # Nobody can know of a rank that dies before it has told its address.
+    # No rank can know of one that dies before it has published its address.
     unknown = any(report.error == "TimeoutError" for report in ending.reports.values())
     return "timeout" if case.phase == "store" and unknown else "kill"
 
 
 def _names(message: str, rank: int) -> bool:
-    """Whether a message is about that rank: "rank 2", or "ranks 1, 2"."""
+    """Return whether a message names the rank: "rank 2", or "ranks 1, 2"."""
     return re.search(rf"\branks? (\d+, )*{rank}\b", message) is not None
 
 
 def _judge_error(verdict: Verdict, rank: int, report: Report) -> None:
     case = verdict.case
     if verdict.kind == "close":
-        # A rank that is in its last step still may need what the victim has not sent.
+        # A rank in its last step may still need bytes that the victim has not sent.
         in_step = report.stage == "step" and report.error == "PeerLostError"
         if report.error and not (in_step and _names(report.message, case.victim)):
             verdict.problems.append(
@@ -87,7 +88,7 @@ def _judge_error(verdict: Verdict, rank: int, report: Report) -> None:
             )
         return
     expected = {ERRORS[verdict.kind]}
-    # A rank that has all its connections hears only that its peers have given up.
+    # A rank that has all its connections only learns that its peers have failed.
     if case.phase == "connecting" and report.stage == "step":
         expected.add("PeerLostError")
     if report.error not in expected:
@@ -103,7 +104,7 @@ def _judge_time(verdict: Verdict, rank: int, report: Report, struck_at: float, b
     if verdict.kind == "timeout":
         start = report.called_at if report.stage == "connecting" else base
         took = (report.failed_at - start) / case.timeout_s
-        # Whose time is over first tells the others, who may have begun a moment later.
+        # The first rank to time out tells the others, which may have begun a moment later.
         is_early = (report.failed_at - base) / case.timeout_s < 0.999
         if (is_early and report.error == "TimeoutError") or took > 1.1 + NOISE_S / case.timeout_s:
             verdict.problems.append(f"rank {rank}: the error came after {took:.3f} T")

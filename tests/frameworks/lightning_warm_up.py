@@ -14,7 +14,7 @@ import torch.distributed as dist
 from mixed_precision import BATCH, RATE, Net, Samples
 from torch.utils.data import DataLoader
 
-WARM_UP = 3  # of mixed_precision.BATCHES steps
+WARM_UP = 3  # each of mixed_precision.BATCHES steps
 OPTIONS: dict[str, Any] = {
     "codec": "int4", "min_bytes": 0, "warm_up_steps": WARM_UP, "warm_up_codec": "int8",
 }  # fmt: skip

@@ -1,4 +1,4 @@
-"""One rank of a launcher's: finds the others, and prints its place and the sum of all ranks."""
+"""One rank of a launcher: it meets the others, and prints its rank and the sum of all ranks."""
 
 import thinwire
 import thinwire.launch

@@ -13,9 +13,9 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader, Dataset
 
 BATCHES, BATCH, WIDTH, ACCUMULATE, CLIP, RATE = 8, 4, 64, 2, 0.01, 0.1
-# It sends few entries, so residuals differ most between ranks; the examples have a dense codec.
+# topk sends few entries, so residuals differ most between ranks; the examples have a dense codec.
 CODEC = "topk:density=0.1"
-BAD = 4  # the batch in which rank 1's loss is Inf, where there is a loss scaler
+BAD = 4  # the batch in which rank 1's loss is Inf, if there is a loss scaler
 
 
 class Samples(Dataset):
@@ -40,7 +40,7 @@ class Net(torch.nn.Module):
 
 
 class Watch:
-    """Norms of the gradients that the optimizer steps with."""
+    """Records the norms of the gradients that the optimizer steps with."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -75,7 +75,7 @@ class Watch:
 
 
 def lightning(watch: Watch) -> None:
-    """In fp16, with a loss scaler on the CPU."""
+    """Train in fp16, with a loss scaler on the CPU."""
     from lightning.pytorch import LightningModule, Trainer
     from lightning.pytorch.plugins import MixedPrecision
     from thinwire.lightning import ThinwireStrategy

@@ -1,4 +1,4 @@
-"""Streaming DiLoCo, beside torchft's own: the same parameters after as many steps."""
+"""Streaming DiLoCo gives the same parameters as torchft's own after the same number of steps."""
 
 import sys
 from pathlib import Path

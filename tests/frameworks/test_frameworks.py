@@ -1,4 +1,4 @@
-"""The examples for frameworks, run with these themselves: they learn, fewer bytes are sent,
+"""The examples for frameworks run with the frameworks themselves: they learn, fewer bytes are sent,
 and a resumed run ends with the same bits (`make test-frameworks`)."""
 
 import importlib.util
@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "integrations" / "examples"
-# Each run has a port of its own, since several tests run at a time.
+# Each run has its own port, since several tests run at a time.
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 
 
 def python(
     framework: str, *arguments: str, launcher: tuple[str, ...] = ()
 ) -> subprocess.CompletedProcess[str]:
-    """An example that ended well."""
+    """Run an example, and return it if it succeeded."""
     package = "lightning" if framework == "fabric" else framework
     if importlib.util.find_spec(package) is None:
         pytest.skip(f"{package} is not here: `make test-frameworks` installs it")
@@ -31,7 +31,7 @@ def python(
 
 
 def run(framework: str, *arguments: str) -> tuple[float, float, int, float, str]:
-    """(first loss, last loss, steps, ratio, weights) of an example's two ranks."""
+    """Return (first loss, last loss, steps, ratio, weights) of an example's two ranks."""
     starts_ranks_itself = framework in ("lightning", "fabric")
     done = python(framework, *arguments, launcher=() if starts_ranks_itself else TORCHRUN)
     found = re.search(
@@ -43,7 +43,7 @@ def run(framework: str, *arguments: str) -> tuple[float, float, int, float, str]
     return float(first), float(last), int(steps), float(ratio), weights
 
 
-# What resumes an example in the middle of its steps, from the folder that it was given.
+# The argument that resumes an example in the middle of its steps; {}: the folder it was given.
 RESUME = {
     "lightning": "{}/epoch=3.ckpt", "fabric": "{}/epoch=3.ckpt", "accelerate": "resume",
     "transformers": "resume",

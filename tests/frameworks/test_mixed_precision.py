@@ -1,4 +1,4 @@
-"""Accumulation, clipping, autocast and a loss scaler, as the frameworks do them."""
+"""Accumulation, clipping, autocast and a loss scaler work as the frameworks do them."""
 
 import importlib.util
 import json
@@ -16,7 +16,7 @@ STEPS = BATCHES // ACCUMULATE
 
 
 def ranks_of(framework: str, folder: Path, program: Path = PROGRAM) -> list[Any]:
-    """Each rank's JSON of `program`, which gets the framework's name and the folder."""
+    """Run `program` with the framework's name and the folder, and return each rank's JSON."""
     if importlib.util.find_spec(framework) is None:
         pytest.skip(f"{framework} is not here: `make test-frameworks` installs it")
     done = subprocess.run(
@@ -35,11 +35,11 @@ def test_ranks_step_alike(framework, tmp_path):
     assert len(rows) == 2 and rows[0] == rows[1]
     (row, _) = rows
     assert row["losses"][1] < row["losses"][0]
-    assert row["exchanges"] == STEPS and row["ratio"] > 3.5  # none while gradients accumulate
-    # Clipped after the exchange, so by the norm of the mean, on fp32 gradients.
+    assert row["exchanges"] == STEPS and row["ratio"] > 3.5  # none while accumulating
+    # Clipped after the exchange, so by the norm of the mean, and on fp32 gradients.
     assert row["norms"] == pytest.approx(len(row["norms"]) * [CLIP], rel=1e-3)
     if framework == "lightning":
-        # One rank's Inf: all leave the step out, and all halve the scale.
+        # After one rank's Inf all ranks skip the step and halve the scale.
         assert row["computed_in"] == "torch.float16"
         assert (len(row["norms"]), row["scale"]) == (STEPS - 1, 512)
         saved = torch.load(tmp_path / "after.ckpt", weights_only=False)["thinwire"]["gathered"]

@@ -1,4 +1,4 @@
-"""Ranks that the process managers of MPI libraries start."""
+"""Ranks that are started by the process managers of MPI libraries."""
 
 import os
 import shutil
@@ -11,7 +11,7 @@ import pytest
 pytestmark = pytest.mark.slow
 
 HERE = Path(__file__).resolve().parent
-# Debian's names; Intel MPI has MPICH's Hydra.
+# Debian's names. Intel MPI has MPICH's Hydra.
 MANAGERS = {
     "Open MPI": ("mpirun.openmpi", "--oversubscribe"),
     "MPICH or Intel MPI": ("mpiexec.hydra",),

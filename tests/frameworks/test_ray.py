@@ -1,5 +1,5 @@
-"""Ray Train with attach, and thinwire.ray.Executor, on a Ray of their own: in a network namespace
-where the system lets anybody have one, since Ray listens on the machine's address."""
+"""Ray Train with attach, and thinwire.ray.Executor, each with its own Ray. Ray listens on the
+machine's address, so it runs in a network namespace if the system allows that."""
 
 import importlib.util
 import os
@@ -22,14 +22,14 @@ ALONE = ("unshare", "--user", "--map-root-user", "--net", "sh", "-c",
          'ip link set lo up && exec "$@"', "sh")  # fmt: skip
 
 
-# Ray's own deadlines, raised for a busy machine. A program would wait for ever for workers that Ray
-# starts ahead if these are late, so it starts none ahead.
+# Ray's own deadlines, raised for a busy machine. Ray may start workers ahead, and a program would
+# wait for ever if these were late, so it starts none ahead.
 SETTINGS = {
     "RAY_prestart_worker_first_driver": "0",
     "RAY_worker_register_timeout_seconds": "600",
     "RAY_agent_register_timeout_ms": "600000",
     "RAY_gcs_server_request_timeout_seconds": "600",
-    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.2",  # it takes one report at each of them
+    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.2",  # Ray takes one report per check
     "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "600",
 }
 
@@ -48,7 +48,7 @@ def output_of(folder: Path, code: str, *arguments: str) -> str:
 def test_a_killed_worker_of_ray_train_changes_no_bit(tmp_path):
     out = output_of(tmp_path, str(EXAMPLES / "train_ray.py"), str(tmp_path))
     (weights, never), (again, epoch) = re.findall(r"weights (\S+), begun at epoch (\d)", out)
-    assert never == "0" and 1 <= int(epoch) <= 2  # Ray takes checkpoints a little later
+    assert never == "0" and 1 <= int(epoch) <= 2  # Ray stores checkpoints a little later
     assert again == weights
     loss, ratio = re.search(r"int4: loss ([\d.]+), ([\d.]+) times fewer", out).groups()
     assert float(loss) < 0.1 and float(ratio) > 7
@@ -312,8 +312,8 @@ def served(tmp_path):
 
 
 def test_a_killed_server_comes_back_with_the_same_bits(served):
-    """Ray restarts it, and workers wait. Where its journal is gone, or it dies more often than it
-    may be restarted, all have a typed error."""
+    """Ray restarts it, and workers wait. If its journal is gone, or it dies more often than it may
+    be restarted, all workers get a typed error."""
     out = served("server")
     peace, kill = (
         re.findall(r"\(([\de.-]+), ([\d.]+), (\d)\)", line) for line in re.findall(r"kills .*", out)
@@ -321,7 +321,7 @@ def test_a_killed_server_comes_back_with_the_same_bits(served):
     assert {digest for _, digest, _ in peace + kill} == {peace[0][1]}, out
     assert float(peace[0][0]) < 10, "the first loss is about 50"
     assert kill[0][2] == "2", "another process serves"
-    assert re.findall(r"lost .*'DataLossError'.*", out), out  # a worker's own, or the cause
+    assert re.findall(r"lost .*'DataLossError'.*", out), out  # a worker's own error, or the cause
     assert re.findall(r"again .*'PeerLostError'.*server 0 died 2 .*max_server_restarts=1", out), out
 
 

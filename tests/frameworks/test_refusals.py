@@ -1,4 +1,5 @@
-"""What adapters to frameworks do not take is a typed error at once, which says what they do."""
+"""Adapters to frameworks raise a typed error at once for what they do not support; it says what
+they do support."""
 
 import os
 
@@ -48,7 +49,7 @@ def test_accelerates_prepare():
         prepare(accelerator, codec="onebit", momentum=0.9)
     with pytest.raises(thinwire.InvalidArgumentError, match=NEEDS_MOMENTUM):
         prepare(accelerator, codec={"*.bias": "fp32", "*": "onebit"})
-    assert prepare(accelerator) == (None,)  # one process
+    assert prepare(accelerator) == (None,)  # there is one process
 
 
 def test_the_trainers_callback(tmp_path):

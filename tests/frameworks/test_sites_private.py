@@ -1,4 +1,4 @@
-"""integrations/examples/sites_private.py: two sites learn, each by Opacus, and say an epsilon."""
+"""integrations/examples/sites_private.py: two sites learn with Opacus, and report an epsilon."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import pytest
 
 pytest.importorskip("opacus")
 PROGRAM = Path(__file__).resolve().parents[2] / "integrations" / "examples" / "sites_private.py"
-EPOCHS, RATE, DELTA = 4, 256 / 4096, 1e-5  # of the program
+EPOCHS, RATE, DELTA = 4, 256 / 4096, 1e-5  # for the program
 
 
 def run(*arguments: str) -> tuple[float, list[float]]:
-    """The accuracy, and the epsilon of both sites."""
+    """Return the accuracy, and the epsilon of both sites."""
     done = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
          str(PROGRAM), "--epochs", str(EPOCHS), *arguments],
@@ -33,7 +33,7 @@ def test_two_private_sites_learn_and_say_their_epsilon():
 
     accuracy, epsilons = run("--noise", "1.0")
     assert accuracy > 0.85  # 0.5 is chance
-    accountant = RDPAccountant()  # an upper bound of the one that the program uses
+    accountant = RDPAccountant()  # an upper bound of the one that the program prints
     for _ in range(round(EPOCHS / RATE)):
         accountant.step(noise_multiplier=1.0, sample_rate=RATE)
     bound = accountant.get_epsilon(DELTA)

@@ -1,4 +1,4 @@
-"""Ranks that srun starts, on a real Slurm of one node."""
+"""Ranks that srun starts, on a real Slurm with one node."""
 
 import os
 import shutil
@@ -34,7 +34,7 @@ def test_ranks_meet_under_srun(tmp_path):
 
 
 def test_an_allocation_without_srun_is_told_so(tmp_path):
-    """As in a batch script that starts Python itself."""
+    """A batch script that starts Python itself has such an environment."""
     done = by_slurm(tmp_path, "salloc", "--ntasks=2")
     assert done.returncode != 0
     assert "no launcher started this process" in done.stderr and "srun" in done.stderr

@@ -1,4 +1,4 @@
-"""The table of docs/how-to/frameworks.md: what its rows say is what runs."""
+"""The table of docs/how-to/frameworks.md names the code that the tests run."""
 
 import re
 from pathlib import Path
@@ -34,7 +34,7 @@ def name(row: Row) -> str:
 
 
 def calls(cell: str) -> set[str]:
-    """The names that are called or imported in a cell's code."""
+    """Return the names that a cell's code calls or imports."""
     code = " ".join(re.findall(r"`([^`]+)`", cell))
     return set(re.findall(r"(\w+)\(", code)) | set(re.findall(r"import ([\w.]+)", code))
 
@@ -52,7 +52,7 @@ def test_a_rows_code_is_in_what_runs_it(row):
     for called in calls(row.lines) | calls(row.residuals):
         assert called in text, f"none of {[str(file) for file in row.files()]} has {called}"
     for program in {file.stem for file in row.files()} - {file.stem for file in tests}:
-        # Those of frameworks are named by what follows train_.
+        # An example's framework follows train_ in its name.
         said = program.removeprefix("train_")
         assert any(f'"{word}' in file.read_text() for file in tests for word in (program, said))
 

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Runs the test suites of other people over the backend "thinwire", and compares the tests that
-pass with those over Gloo: torch_suites.py [--jobs N] [--only PATTERN] [--sources FOLDER] [SUITE...]
+"""Runs third-party test suites over the backend "thinwire", and compares the tests that pass with
+those that pass over Gloo: torch_suites.py [--jobs N] [--only PATTERN] [--sources FOLDER] [SUITE...]
 
-Suites that lie in wheels:
+Suites in wheels:
 distributed  torch.testing._internal.distributed.distributed_test, 3 ranks, codec fp32
 torchft      torchft.process_group_test, with thinwire.torchft in place of torchft's Gloo
 diloco       torchft.local_sgd_integ_test, likewise
@@ -13,8 +13,8 @@ horovod      test_torch.py of Horovod's test/parallel over thinwire.horovod, 2 r
 
 It needs expecttest, and for torchft's suites torchft and parameterized. A suite takes a quarter of
 an hour on two cores, so `make test-torch` calls it and CI does not. It fails if a test that Gloo
-passes fails over thinwire and is not in KNOWN, which gives the reason. Horovod's have no Gloo; all
-must pass that run."""
+passes fails over thinwire and is not in KNOWN, which gives the reasons. Horovod's tests have no run
+over Gloo; all that run must pass."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from pathlib import Path
 
 fork = multiprocessing.get_context("fork")
 
-# Patterns of tests that pass over Gloo alone, and why.
+# Patterns of tests that pass over Gloo only, and the reasons.
 _BY_NAME = "torch allows monitored_barrier for the backend named gloo alone"
 KNOWN: dict[str, dict[str, str]] = {
     "distributed": {
@@ -46,7 +46,7 @@ KNOWN: dict[str, dict[str, str]] = {
         "test_monitored_barrier_gloo_subgroup": _BY_NAME,
     },
     "c10d": {"test_monitored_barrier": _BY_NAME},
-    # Their numbers differ from run to run.
+    # Their numbers of tests differ from run to run.
     "torchft": {
         "test_gloo_timeout": "it compares the text of Gloo's timeout",
         "test_collective_with_resiliency_*": "errored() gives the first failure, where the test "
@@ -70,15 +70,15 @@ KNOWN["horovod"] = {
     "test_synchronize_step_warning": "step() behind synchronize() reduces nothing again, so there "
     "is nothing to warn of",
 }
-LIMIT_S = 100  # of a test
-RANKS = 2  # of Horovod's suite
+LIMIT_S = 100  # per test
+RANKS = 2  # for Horovod's suite
 
 Classes = list[type[unittest.TestCase]]
 
 
 def prepare_distributed(backend: str, folder: str) -> Classes:
-    """The suite's class, whose tests choose what they do by BACKEND; so that stays Gloo's, and the
-    default group alone has another backend."""
+    """Return the suite's class. Its tests choose what they do by BACKEND, so that stays "gloo", and
+    only the default group has the other backend."""
     os.environ |= {
         "BACKEND": "gloo", "WORLD_SIZE": "3", "TEMP_DIR": folder,
         "DISTRIBUTED_TESTS_DEFAULT_TIMEOUT": str(LIMIT_S),
@@ -98,12 +98,12 @@ def prepare_distributed(backend: str, folder: str) -> Classes:
             take_in_place_of_gloo(backend, dist)
             super()._run(*arguments, **named)
 
-    Suite.__name__ = Suite.__qualname__ = "TestDistBackendWithSpawn"  # torch's name of it
+    Suite.__name__ = Suite.__qualname__ = "TestDistBackendWithSpawn"  # torch's name for it
     return [Suite]
 
 
 def take_in_place_of_gloo(backend: str, dist: types.ModuleType) -> None:
-    """From here on the groups of this process that name Gloo have another backend."""
+    """From now on, groups of this process that name Gloo have the backend instead."""
     init = dist.init_process_group
 
     def other(named: str | None = None, *arguments: object, **options: object) -> None:
@@ -114,7 +114,7 @@ def take_in_place_of_gloo(backend: str, dist: types.ModuleType) -> None:
 
 
 def prepare_c10d(backend: str, _folder: str) -> Classes:
-    """The suite's classes, all tests forked from this process."""
+    """Return the suite's classes, whose tests are all forked from this process."""
     os.environ |= {"THINWIRE_CODEC": "fp32", "THINWIRE_SCOPE": "all"}
     import thinwire.torch.backend  # noqa: F401
     import torch.distributed as dist
@@ -143,7 +143,7 @@ def prepare_c10d(backend: str, _folder: str) -> Classes:
 
 
 def take_in_place_of_torchfts(*modules: types.ModuleType) -> None:
-    """Our group stands where these modules have torchft's over Gloo."""
+    """Replace these modules' ProcessGroupGloo, torchft's group over Gloo, by our group."""
     from thinwire.torchft import ThinwireProcessGroup
 
     class Ours(ThinwireProcessGroup):
@@ -178,7 +178,7 @@ def prepare_diloco(backend: str, _folder: str) -> Classes:
 
 
 def prepare_horovod(_backend: str, _folder: str) -> Classes:
-    """The suite's class, each of whose tests runs on all ranks, and ends as the worst of them."""
+    """Return the suite's class. Each test runs on all ranks, and has the worst outcome of them."""
     os.environ |= {"THINWIRE_CODEC": "fp32", "OMP_NUM_THREADS": "1"}
     import thinwire.horovod
     import torch
@@ -188,7 +188,7 @@ def prepare_horovod(_backend: str, _folder: str) -> Classes:
     horovod = types.ModuleType("horovod")
     horovod.torch = thinwire.horovod
     sys.modules |= {"horovod": horovod, "horovod.torch": thinwire.horovod}
-    sys.modules["common"] = helpers = types.ModuleType("common")  # its own needs all of Horovod
+    sys.modules["common"] = helpers = types.ModuleType("common")  # Horovod's needs all of it
     helpers.mpi_env_rank_and_size = lambda: (0, 1)
     helpers.skip_or_fail_gpu_test = lambda test, message: test.skipTest(message)
     helpers.temppath = temporary_path
@@ -219,8 +219,8 @@ def temporary_path() -> Iterator[str]:
 
 @contextmanager
 def processes() -> Iterator[Callable[..., Connection]]:
-    """A function that starts a process, forked from this one, and returns the pipe that its
-    function gets as its last argument. At the end all are killed."""
+    """Yield a function that starts a process, forked from this one, and returns the pipe whose
+    other end the process's function gets as its last argument. Kills all processes at the end."""
     started = []
 
     def start(function: Callable[..., None], *arguments: object) -> Connection:
@@ -242,7 +242,7 @@ def processes() -> Iterator[Callable[..., Connection]]:
 def run_on_rank(
     case: type[unittest.TestCase], name: str, rank: int, port: int, pipe: Connection
 ) -> None:
-    """run_one(), as a rank that Horovod's launcher and torchrun started."""
+    """Run run_one() as a rank started by Horovod's launcher and torchrun."""
     os.environ |= {
         "HOROVOD_RANK": str(rank), "HOROVOD_SIZE": str(RANKS), "RANK": str(rank),
         "WORLD_SIZE": str(RANKS), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(RANKS),
@@ -260,7 +260,7 @@ WITHOUT_GLOO = ("horovod",)
 
 
 def tests_of(classes: Classes, pattern: str) -> dict[str, type]:
-    """The class of each test, by "class.test"."""
+    """Return the class of each test, by "class.test"."""
     found = {f"{each.__name__}.{name}": each for each in classes for name in dir(each)}
     return {
         name: each for name, each in found.items() if fnmatch.fnmatch(name, f"*.test_{pattern}")
@@ -268,7 +268,7 @@ def tests_of(classes: Classes, pattern: str) -> dict[str, type]:
 
 
 def run_one(case: type[unittest.TestCase], name: str, pipe: Connection) -> None:
-    """Run a test in this process, and send its end."""
+    """Run a test in this process, and send its outcome."""
     result = unittest.TestResult()
     unittest.TestSuite([case(name.partition(".")[2])]).run(result)
     bad = [*result.failures, *result.errors]
@@ -279,8 +279,8 @@ def run_one(case: type[unittest.TestCase], name: str, pipe: Connection) -> None:
 
 
 def run_suite(suite: str, backend: str, names: list[str], jobs: int) -> dict[str, tuple[str, str]]:
-    """Every test's end and text. A test has a process of its own, forked from this one, which has
-    imported all."""
+    """Return every test's outcome and text. Each test has its own process, forked from this one,
+    which has imported everything."""
     ends: dict[str, tuple[str, str]] = {}
     waiting, running = list(reversed(names)), {}
     with tempfile.TemporaryDirectory() as folder:

@@ -1,4 +1,4 @@
-"""kernels/sass.md against the machine code of this build, and how scripts/sass_table.py counts."""
+"""kernels/sass.md agrees with this build's machine code, and scripts/sass_table.py counts right."""
 
 import pathlib
 import sys
@@ -78,7 +78,7 @@ def test_the_path_is_that_of_an_aligned_tile():
     ((name, code),) = sass_table.instructions(LISTING).items()
     assert name == ENCODE.format(dtype=0)
     assert len(code) == 12
-    # LDC, to the wide load, both branches fall through, the conditional exit, the exit
+    # counted: LDC to the wide load, both branches fall through, the conditional exit, the exit
     assert sass_path.path_length(code) == 8
 
 
@@ -89,7 +89,7 @@ def test_the_path_is_that_of_an_aligned_tile():
         (["LDG.E.128 R4, [R2]", "FADD R4, R4, R5"], False),  # a residual
         (["LEA R2, P0, R3, R4, 0x1", "STG.E.U16 [R2], RZ"], True),  # padding
         (["STG.E.U16 [R2], RZ", "STG.E [R4], R5"], False),
-        (["FMUL R4, R5, R6", "LOP3.LUT R4, R4, 0x400000, RZ, 0xfc"], True),  # a NaN's repair
+        (["FMUL R4, R5, R6", "LOP3.LUT R4, R4, 0x400000, RZ, 0xfc"], True),  # replaces a NaN
         (["LOP3.LUT R4, R4, 0x400000, RZ, 0xfc", "STG.E [R2], R4"], False),
         (["LOP3.LUT R4, R4, 0x400000, RZ", "BRA 0x80", "LDG.E R4, [R2]"], True),
     ],
@@ -168,7 +168,7 @@ def test_a_tenth_is_no_growth():
 
 
 def usage(architecture: str, **stacks: int) -> str:
-    """As cuobjdump says it of kernels by dtype."""
+    """Return cuobjdump's text about kernels by dtype."""
     functions = [
         f" Function {ENCODE.format(dtype=dtype[1:])}:\n  REG:64 STACK:{stack} SHARED:0"
         for dtype, stack in stacks.items()

@@ -1,5 +1,5 @@
-"""A rank of tests/nodes/replicas.sh: steps of int4 by nodes, found by themselves. Writes the digest
-of all its results."""
+"""A rank of tests/nodes/replicas.sh: makes int4 steps over nodes that it detects itself, and writes
+the digest of all results."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NUMEL = 50_003
 def main(folder: Path, steps: int) -> None:
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     local_size = int(os.environ["LOCAL_WORLD_SIZE"])
-    # Several chunks, and nothing in one exchange outside the order, which is flat.
+    # Several chunks each, so that nothing goes through the direct path, which is flat.
     settings = config.resolve(
         codec="int4", topology="hierarchical", timeout_s=120, chunk_bytes=65536, min_bytes=0
     )

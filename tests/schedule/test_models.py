@@ -1,6 +1,6 @@
-"""Rules that are pure logic, model-checked with spin: every interleaving of order.pml (the order of
-announced chunks and their lanes), of predicted.pml (predicted chunks, beside announced ones), and
-of ledger.pml (the store's ledger)."""
+"""Model checks with spin of rules that are pure logic, over every interleaving: order.pml (the
+order of announced chunks and their lanes), predicted.pml (predicted chunks besides announced ones)
+and ledger.pml (the store's ledger)."""
 
 import pathlib
 import re
@@ -40,10 +40,9 @@ def errors(
     search: tuple[str, ...] = (),
     **settings: int,
 ) -> tuple[int, int, str]:
-    """(errors, states, the verifier's words) of an exhaustive search. ltl: of the model's formula,
-    with workers that each act again and again (weak fairness). large: a state space that optimised
-    code gets through sooner, with the time that compiling it takes. search: options of the
-    verifier."""
+    """Return (errors, states, the verifier's text) of an exhaustive search. ltl: check the model's
+    formula, with workers that each act again and again (weak fairness). large: optimise the
+    verifier, which pays for its longer compile time. search: options of the verifier."""
     chosen = DEFAULTS[model] | settings
     assert chosen.keys() == DEFAULTS[model].keys()
     defines = [f"-D{name}={value}" for name, value in chosen.items()]
@@ -67,7 +66,7 @@ def errors(
 def test_without_a_fault_all_chunks_finish(tmp_path, lanes):
     found, states, words = errors(tmp_path, LANES=lanes)
     assert found == 0, words
-    assert states > 10_000  # it looked at something
+    assert states > 10_000  # the search was not empty
 
 
 @pytest.mark.parametrize("lanes", [1, 2])
@@ -82,7 +81,7 @@ def test_a_chunk_that_never_comes_and_a_dying_rank_end_on_all_ranks(tmp_path, la
 def test_the_model_finds_the_deadlock_of_a_local_order(tmp_path, lanes):
     found, _, words = errors(tmp_path, LANES=lanes, LOCAL_ORDER=1)
     assert found > 0
-    assert "assertion violated" in words  # a deadline passed, and nobody was at fault
+    assert "assertion violated" in words  # a deadline passed, and no rank was at fault
 
 
 @pytest.mark.parametrize("chunks", [{"P": 4}, {"P": 2, "A": 2}], ids=str)
@@ -125,7 +124,7 @@ def test_the_model_finds_a_withdrawn_chunk_that_starts_twice(tmp_path):
 def test_the_model_finds_the_deadlock_of_ranks_that_wait_against_the_predicted_order(tmp_path):
     found, _, words = errors(tmp_path, PREDICTED, FAULT=WAITS, P=3, NEVER_WITHDRAWS=1)
     assert found > 0
-    assert "assertion violated (dead||" in words  # a deadline passed, and nobody was at fault
+    assert "assertion violated (dead||" in words  # a deadline passed, and no rank was at fault
 
 
 @pytest.mark.parametrize(
@@ -136,10 +135,10 @@ def test_the_model_finds_the_deadlock_of_ranks_that_wait_against_the_predicted_o
 def test_the_model_finds_the_deadlock_of_a_mistaken_predicted_order(tmp_path, mistake):
     found, _, words = errors(tmp_path, PREDICTED, **mistake)
     assert found > 0
-    assert "assertion violated (dead||" in words  # a deadline passed, and nobody was at fault
+    assert "assertion violated (dead||" in words  # a deadline passed, and no rank was at fault
 
 
-# The search for the formula looks at the assertions as well.
+# The search for the formula checks the assertions too.
 @pytest.mark.parametrize(("staleness", "ltl"), [(1, True), (2, False)])
 def test_no_gradient_is_too_old_and_every_held_push_is_applied(tmp_path, staleness, ltl):
     found, states, words = errors(tmp_path, LEDGER, ltl=ltl, STALENESS=staleness)
@@ -167,7 +166,7 @@ def test_rounds_with_a_quorum_never_stand_still_and_have_every_push(tmp_path):
         ({"MISTAKE": LATE}, ".held"),
         ({"MISTAKE": ANY_CALL}, ".held"),
         ({"MISTAKE": ANY_PUSH, "STALENESS": 0}, "given"),  # two pushes of one worker
-        (ROUNDS | {"MISTAKE": IN_CALL}, ".late"),  # a round that nobody ends
+        (ROUNDS | {"MISTAKE": IN_CALL}, ".late"),  # a round that no event ends
         (ROUNDS | {"MISTAKE": LATE_WAITS}, ".late"),
     ],
     ids=str,
@@ -180,7 +179,7 @@ def test_the_model_finds_a_mistaken_ledger(tmp_path, settings, violated):
 
 @pytest.mark.parametrize("settings", [{"MISTAKE": ALONE}, ROUNDS | {"MISTAKE": IN_CALL}], ids=str)
 def test_the_formula_finds_pushes_that_are_never_applied(tmp_path, settings):
-    # Without assertions, which would end the search before.
+    # Without assertions, which would stop the search earlier.
     found, _, words = errors(tmp_path, LEDGER, ltl=True, search=("-A",), **settings)
     assert found > 0
     assert "acceptance cycle" in words

@@ -1,5 +1,5 @@
-"""Prints a digest of every codec's bytes and residuals at many lengths, by thinwire alone: two
-machines, or two builds, print the same lines."""
+"""Prints a digest of each codec's bytes and residuals at many lengths, using thinwire only: two
+machines, or two builds, must print the same lines."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ OPTIONS = ("int8:rounding=stochastic", "int4:hadamard=1", "int4:block=128", "one
 
 
 def elements(numel: int) -> array[float]:
-    """Exact products of small integers and powers of two, so that no libm has a say."""
+    """Return exact products of small integers and powers of two, which depend on no libm."""
     draw = random.Random(numel).getrandbits
     return array("f", ((draw(20) - 2**19) * 2.0 ** -draw(5) for _ in range(numel)))
 
@@ -23,7 +23,7 @@ def digest(spec: str) -> str:
     seen = hashlib.sha256()
     for numel in LENGTHS:
         values, residual = elements(numel), array("f", bytes(4 * numel))
-        for _ in range(2):  # with a residual of zeros, and with one that encoding left
+        for _ in range(2):  # with a residual of zeros, and then with the one left by encoding
             data = thinwire.encode(spec, values, residual)
             seen.update(data)
             seen.update(residual.tobytes())

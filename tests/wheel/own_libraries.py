@@ -1,4 +1,4 @@
-"""The wheel's library loads, and of this machine's only the C and C++ run-time libraries."""
+"""The wheel's library loads, and uses only the C and C++ run-time libraries of this machine."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The extras of pyproject.toml: for every framework, at the versions that are tested, and as the
-documentation names them."""
+"""pyproject.toml has an extra for every framework, at the tested versions, and with the name that
+the documentation uses."""
 
 import re
 from pathlib import Path

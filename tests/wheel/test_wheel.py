@@ -1,4 +1,4 @@
-"""What a wheel of `make wheel` says of itself and brings: THINWIRE_WHEELS names the files
+"""The metadata and the contents of wheels made by `make wheel`. THINWIRE_WHEELS names the files
 (`make wheel-check`)."""
 
 from __future__ import annotations

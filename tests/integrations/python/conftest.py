@@ -1,4 +1,4 @@
-"""Fixtures that several files share."""
+"""Fixtures that several files use."""
 
 import importlib.util
 
@@ -7,7 +7,7 @@ import pytest
 
 @pytest.fixture(params=["store", "lighthouse"])
 def address(request):
-    """Where members learn of one another, while the test runs."""
+    """The address of a store where members meet, while the test runs."""
     import torch.distributed as dist
 
     if request.param == "store":

@@ -8,7 +8,7 @@ from thinwire import _library, errors
 
 
 def why_no_gpu() -> str:
-    """Empty if tensors on a GPU can be reduced here."""
+    """Return why tensors on a GPU cannot be reduced here; empty if they can."""
     if not torch.cuda.is_available():
         return "this torch sees no GPU"
     try:

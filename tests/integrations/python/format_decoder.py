@@ -1,7 +1,7 @@
-"""A decoder in numpy of every codec, written from compress/FORMAT.md and nothing else of ours.
+"""A decoder in numpy of every codec, written only from compress/FORMAT.md.
 
 The levels of adaptive are read from that page's table. Sums and products are in fp32 where the page
-says so."""
+requires it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SUB_BLOCK = 65536
 
 
 def parse(spec: str) -> tuple[str, dict[str, str]]:
-    """The codec's name and its parameters as text."""
+    """Return the codec's name and its parameters, as text."""
     name, _, rest = spec.partition(":")
     return name, dict(pair.split("=") for pair in rest.split(",") if pair)
 
@@ -31,7 +31,7 @@ def _bf16(words: np.ndarray) -> Floats:
 
 
 def _philox(counter: int, key: int) -> list[int]:
-    """Philox4x32-10 of Salmon et al., of the counters (counter, 0, 0, 0)."""
+    """Return Philox4x32-10 (Salmon et al.) of the counters (counter, 0, 0, 0)."""
     words, low, high = [counter, 0, 0, 0], key & 0xFFFFFFFF, key >> 32
     for _ in range(10):
         first, second = 0xD2511F53 * words[0], 0xCD9E8D57 * words[2]
@@ -44,14 +44,14 @@ def _philox(counter: int, key: int) -> list[int]:
 
 
 def signs_of(seed: int) -> Floats:
-    """+1/16 or -1/16 for each of 256 elements."""
+    """Return +1/16 or -1/16 for each of 256 elements."""
     words = _philox(0, seed) + _philox(1, seed)
     bits = np.array([words[i // 32] >> (i % 32) & 1 for i in range(256)])
     return np.where(bits == 1, -1 / 16, 1 / 16).astype(np.float32)
 
 
 def walsh(values: np.ndarray) -> np.ndarray:
-    """The unscaled transform, by strides 1, 2, ... 128."""
+    """Return the unscaled transform, by strides 1, 2, ... 128."""
     values = values.copy()
     for stride in (1, 2, 4, 8, 16, 32, 64, 128):
         pairs = values.reshape(-1, 2, stride)
@@ -97,14 +97,14 @@ def _topk(options: dict[str, str], data: bytes, n: int) -> Floats:
 
 
 def levels() -> dict[int, np.ndarray]:
-    """adaptive's magnitudes by width, from the page's table."""
+    """Return adaptive's magnitudes by width, from the page's table."""
     section = FORMAT.read_text().split("\n## adaptive\n")[1].split("\n## ")[0]
     rows = re.findall(r"^\| ([1-8]) \| ([\d ]+) \|$", section, re.MULTILINE)
     return {int(width): np.array(row.split(), np.int64) for width, row in rows}
 
 
 def widths(heads: np.ndarray, planes: int, floor: int) -> np.ndarray:
-    """The bits of each block's codes."""
+    """Return the bits of each block's codes."""
     heads = heads.astype(np.int64)
     coded = (heads > 0) & (heads < 0x7F80)
 
@@ -150,7 +150,7 @@ def _ternary(options: dict[str, str], data: bytes, n: int) -> Floats:
 
 
 def decode(spec: str, data: bytes, n: int) -> Floats:
-    """The fp32 elements of a shard of n."""
+    """Return the n fp32 elements of a shard."""
     name, options = parse(spec)
     if name == "fp32":
         return np.frombuffer(data, "<f4", n)

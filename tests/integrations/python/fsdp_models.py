@@ -1,4 +1,4 @@
-"""A model under FSDP2, and what its tests do with it on each rank."""
+"""A model under FSDP2, and what tests do with it on each rank."""
 
 import torch
 from models import data
@@ -6,7 +6,7 @@ from thinwire.torch import Compression, compress
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 
-WIDTH = 96  # its products are no multiples of 3, and the last layer's 10 rows none of 3 or 4
+WIDTH = 96  # its products are no multiples of 3, and the last layer's 10 rows are none of 3 or 4
 
 
 class Net(torch.nn.Module):
@@ -30,7 +30,7 @@ def sharded(
     spare: bool = False,
     **options,
 ) -> tuple[torch.nn.Module, Compression | None]:
-    """(model, compression); codec None: plain FSDP2. spare: the last part is trained, too."""
+    """Return (model, compression); codec None: plain FSDP2. spare: train the last part too."""
     policy = {"mp_policy": options.pop("mp_policy")} if "mp_policy" in options else {}
     model = Net()
     model.spare.requires_grad_(spare)
@@ -58,7 +58,7 @@ def train(model: torch.nn.Module, steps: int, rank: int, start: int = 0, lr: flo
 
 
 def gradients(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Whole ones; every rank calls it."""
+    """Return whole gradients. Every rank must call it."""
     return {name: p.grad.full_tensor() for name, p in model.named_parameters() if p.requires_grad}
 
 

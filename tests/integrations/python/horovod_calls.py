@@ -1,4 +1,4 @@
-"""Every public function and method of thinwire.horovod, with arguments that it takes."""
+"""Every public function and method of thinwire.horovod, with valid arguments."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from public_calls import Call, linear, sgd
 
 
 def horovod_functions() -> dict[str, Callable[[], Call]]:
-    """Calls that only name Horovod's other arguments have these by their signature."""
+    """Calls that only name Horovod's other arguments; they have these in their signature."""
     sets = {"name": None, "process_set": None}
     factors = {"prescale_factor": 1.0, "postscale_factor": 1.0}
     reduction = {
@@ -103,5 +103,5 @@ def horovod_optimizer() -> dict[str, Callable[[], Call]]:
 
 
 def horovod_calls() -> dict[str, Callable[[], Call]]:
-    """By name."""
+    """Return the calls by name."""
     return horovod_functions() | horovod_optimizer()

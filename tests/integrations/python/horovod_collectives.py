@@ -1,4 +1,4 @@
-"""What thinwire.horovod's collectives do: functions that test_horovod.py calls on both of two
+"""Checks of thinwire.horovod's collectives: functions that test_horovod.py calls on both of two
 ranks, after init()."""
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def equal(got: torch.Tensor, expected: Any, dtype: torch.dtype | None = None) ->
 
 def check_numbers(rank: int) -> None:
     assert hvd.is_initialized()
-    hvd.init()  # the second time it does nothing
+    hvd.init()  # the second call does nothing
     numbers = hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size()
     assert numbers == (rank, 2, rank, 2)
     assert (hvd.cross_rank(), hvd.cross_size(), hvd.is_homogeneous()) == (0, 1, True)
@@ -50,7 +50,7 @@ def check_sums_and_means_are_exact(rank: int) -> None:
         kept = mine.clone()
         assert equal(hvd.allreduce(mine, op=hvd.Sum), [1, 3, 5, 7, 9], dtype), dtype
         mean = hvd.allreduce(mine)
-        whole = dtype in WHOLE  # cut towards zero
+        whole = dtype in WHOLE  # rounded towards zero
         assert equal(mean, [0, 1, 2, 3, 4] if whole else [0.5, 1.5, 2.5, 3.5, 4.5], dtype), dtype
         assert torch.equal(mine, kept)
     assert equal(hvd.allreduce(torch.tensor([rank == 1, False]), op=hvd.Sum), [True, False])
@@ -96,7 +96,7 @@ def check_strides_and_places(rank: int) -> None:
     leaf = torch.nn.Parameter(torch.full((3,), float(rank)))
     assert hvd.allreduce_(leaf, op=hvd.Sum) is leaf
     assert equal(leaf.detach(), [1.0, 1.0, 1.0])
-    single = torch.tensor(1.0).expand(1)  # of stride 0, as the gradient of a sum
+    single = torch.tensor(1.0).expand(1)  # of stride 0, like the gradient of a sum
     assert equal(hvd.allgather(single), [1.0, 1.0]) and equal(hvd.broadcast(single, 0), [1.0])
     expanded = torch.ones(1).expand(4)
     for call, given in ((hvd.allreduce_, expanded), (hvd.grouped_allreduce_, [expanded])):
@@ -138,13 +138,13 @@ def check_compressions(rank: int) -> None:
         lossy = hvd.allreduce(values, compression=compression)
         assert 0 < (lossy - exact).abs().max() < most
         assert equal(hvd.allgather(lossy[:100])[:100], hvd.allgather(lossy[:100])[100:])
-    # What int4 loses under a name comes with the next calls of it.
+    # The residual of a name's int4 call is added to later calls of that name.
     total = torch.zeros_like(exact)
     for _ in range(32):
         total += hvd.allreduce(values, compression=hvd.Compression.int4, name="kept") / 32
     once = hvd.allreduce(values, compression=hvd.Compression.int4)
     assert (total - exact).norm() < 0.1 * (once - exact).norm()
-    # Exact where a codec is not for it.
+    # Exact if a codec does not apply to the tensor.
     assert equal(
         hvd.allreduce(torch.tensor([rank]), op=hvd.Sum, compression=hvd.Compression.int4), [1]
     )
@@ -168,7 +168,7 @@ def check_handles_are_waited_for_in_any_order(rank: int) -> None:
         result = hvd.synchronize(handles[n])
         assert result.tolist() == ([n + 0.5] * 9 if n % 2 else [0, n, 1, n])
     assert all(hvd.poll(handle) for handle in handles)
-    assert hvd.synchronize(handles[1]).tolist() == [1.5] * 9  # again
+    assert hvd.synchronize(handles[1]).tolist() == [1.5] * 9  # the same name again
     inside = torch.full((4,), float(rank))
     handle = hvd.allreduce_async_(inside)
     assert hvd.synchronize(handle) is inside and inside.tolist() == [0.5] * 4
@@ -212,7 +212,7 @@ def check_ranks_that_differ(rank: int) -> None:
         lambda: hvd.allgather(torch.ones(1)) if rank else hvd.broadcast(torch.ones(1), 0),
     ):
         raises(thinwire.MismatchError, "rank 1 called .* as on rank 0", call)
-    assert hvd.allreduce(torch.tensor([rank]), op=hvd.Sum).item() == 1  # and all is well again
+    assert hvd.allreduce(torch.tensor([rank]), op=hvd.Sum).item() == 1  # the group still works
 
 
 # Transfers.
@@ -221,7 +221,7 @@ def check_ranks_that_differ(rank: int) -> None:
 def check_gathers_and_broadcasts(rank: int) -> None:
     for dtype in (*FLOATS, *WHOLE, torch.bool, torch.complex64):
         rows = torch.full((rank * 3, 2), rank).to(dtype)
-        assert equal(hvd.allgather(rows), torch.ones(3, 2).to(dtype))  # nothing of rank 0's
+        assert equal(hvd.allgather(rows), torch.ones(3, 2).to(dtype))  # rank 0 contributes no rows
         rows = torch.full((rank + 1, 2), 1 + rank).to(dtype)
         assert equal(hvd.allgather(rows), torch.tensor([[1, 1], [2, 2], [2, 2]]).to(dtype))
         assert equal(hvd.broadcast(rows[:1], 1), torch.full((1, 2), 2).to(dtype))
@@ -235,7 +235,7 @@ def check_gathers_and_broadcasts(rank: int) -> None:
 
 
 def check_the_first_reducescatter_does_not_wait_for_other_ranks(rank: int) -> None:
-    """Rank 1 calls it after rank 0 has told that its own call has returned."""
+    """Rank 1 calls it after it has learned that rank 0's own call has returned."""
     if rank == 0:
         handle = hvd.reducescatter_async(torch.ones(4), op=hvd.Sum, name="first")
         hvd.broadcast_object("returned", 0)
@@ -259,7 +259,8 @@ def check_alltoall(rank: int) -> None:
         rows = torch.tensor([[1, 0], [0, 1], [1, 1], [0, 0]]).to(dtype)
         pair = rows[2 * rank : 2 * rank + 2]
         assert equal(hvd.alltoall(rows), torch.cat([pair, pair]))
-        # Rank 0 sends 3 rows to itself and 1 to rank 1, and rank 1 nothing and 2.
+        # Rank 0 sends 3 rows to itself and 1 to rank 1. Rank 1 sends none to rank 0 and 2 to
+        # itself.
         splits = torch.tensor([0, 2] if rank else [3, 1])
         found, came = hvd.alltoall(rows[:2] if rank else rows, splits, name="rows")
         assert equal(found, torch.cat([rows[3:], rows[:2]]) if rank else rows[:3])
@@ -284,7 +285,7 @@ def check_gradients_of_alltoall(rank: int) -> None:
     y, came = hvd.alltoall(x, splits=[2, 0] if rank else [1, 2])
     assert not came.requires_grad
     y.backward(torch.arange(1.0, len(y) + 1) * (10 if rank else 1))
-    # The gradients of rows that stay on a rank, go to the other, and go nowhere.
+    # The gradients of rows that stay on this rank, that go to the other one, and that go nowhere.
     assert x.grad.tolist() == ([2.0, 3.0, 0.0, 0.0] if rank else [1.0, 10.0, 20.0, 0.0])
     x = torch.zeros(2, requires_grad=True)
     hvd.alltoall(x).backward(torch.tensor([1.0, 2.0]) + 10 * rank)
@@ -292,7 +293,7 @@ def check_gradients_of_alltoall(rank: int) -> None:
 
 
 def check_sparse_tensors(rank: int) -> None:
-    """Indices of one rank, of both, and of none; the second tensor has rows for values."""
+    """The indices are of one rank, of both, or of none. The second tensor's values are rows."""
     for dtype in (torch.float32, torch.float64, torch.int64):
         for dense, dimensions in (
             (torch.tensor([[2, 0, 4], [0, 6 * rank, 0]]), 2),
@@ -363,7 +364,7 @@ def check_autograd(rank: int) -> None:
     )  # fmt: skip
 
 
-# What is not there.
+# Functions that thinwire.horovod does not have.
 
 
 def check_what_is_missing_says_what_to_use(_: int) -> None:
@@ -378,7 +379,7 @@ def check_what_is_missing_says_what_to_use(_: int) -> None:
 def check_shutdown_and_another_init(rank: int) -> None:
     hvd.shutdown()
     hvd.shutdown()
-    assert not hvd.is_initialized() and dist.is_initialized()  # the group was there before
+    assert not hvd.is_initialized() and dist.is_initialized()  # the group existed before init()
     raises(thinwire.InvalidArgumentError, "call thinwire.horovod.init", hvd.rank)
     hvd.init()
     assert hvd.allreduce(torch.tensor([1.0 * rank])).item() == 0.5

@@ -1,4 +1,4 @@
-"""Checks of thinwire.horovod where some of three ranks take part: functions that test_horovod.py
+"""Checks of thinwire.horovod in which some of three ranks take part: functions that test_horovod.py
 calls on all of them, after init()."""
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def check_process_sets_have_numbers(rank: int) -> None:
 
 
 def check_collectives_of_a_process_set(rank: int) -> None:
-    """Rank 1 makes calls of its own meanwhile, and then all ranks together."""
+    """Rank 1 makes its own calls meanwhile, and then all ranks call together."""
     with process_set(OUTER) as outer, process_set([1]) as inner:
         mine = outer if rank in OUTER else inner
         ranks, place = mine.ranks, mine.rank()
@@ -59,7 +59,7 @@ def check_collectives_of_a_process_set(rank: int) -> None:
             assert equal(found, [place + 10 * r for r in ranks], dtype)
             sparse = hvd.sparse_allreduce_async(tensor.to_sparse(), op=hvd.Sum, process_set=mine)
             assert equal(sparse().to_dense(), total, dtype)
-            root = ranks[-1]  # among all ranks
+            root = ranks[-1]  # over all ranks
             found = hvd.broadcast(torch.tensor([rank]).to(dtype), root, process_set=mine)
             assert equal(found, [root], dtype)
         assert hvd.allgather_object(rank, process_set=mine) == ranks
@@ -92,7 +92,7 @@ def check_gradients_within_a_process_set(rank: int) -> None:
 
 
 def check_an_optimizer_of_a_process_set(rank: int) -> None:
-    """The replicas of ranks 0 and 2 stay one; rank 1 trains its own."""
+    """Ranks 0 and 2 stay identical; rank 1 trains its own model."""
     with process_set(OUTER) as outer:
         model, alone = net(), net()
         optimizer = wrapped(model, compression=INT4, process_set=outer)
@@ -131,14 +131,14 @@ def check_wrong_process_sets(rank: int) -> None:
             raises(wrong, "with rank 1", hvd.allreduce, tensor, process_set=outer)
         else:
             raises(wrong, r"one of the ranks \[0, 2\]", hvd.broadcast, tensor, 1, process_set=outer)
-    raises(wrong, "add_process_set", hvd.allgather, tensor, process_set=outer)  # it is removed
+    raises(wrong, "add_process_set", hvd.allgather, tensor, process_set=outer)  # the set is removed
 
 
 # join().
 
 
 def check_the_rank_that_joins_last_is_returned(rank: int) -> None:
-    """Each rank waits for the word of the one that joins before it."""
+    """Each rank joins only after the rank before it has joined."""
     for order in ([0, 1, 2], [2, 0, 1], [1, 2, 0]):
         calls = order.index(rank)
         for call in range(calls):  # of those that others have not joined for
@@ -149,7 +149,7 @@ def check_the_rank_that_joins_last_is_returned(rank: int) -> None:
 
 
 def check_ranks_that_have_joined_give_zeros(rank: int) -> None:
-    """Named and not, of the engine, of codecs that are connected here first, and of others."""
+    """Holds for named and unnamed calls: the engine's, codecs first connected here, and others."""
     if rank != 1:
         for dtype in (torch.float32, torch.bfloat16, torch.float64, torch.int32):
             tensor = torch.tensor([3, 6 + rank]).to(dtype)
@@ -168,7 +168,7 @@ def check_ranks_that_have_joined_give_zeros(rank: int) -> None:
     late = [hvd.allreduce_async(torch.ones(4), op=hvd.Sum, name=n) for n in "ab" if rank == 0]
     if rank == 2:
         late = [hvd.allreduce_async(torch.ones(4), op=hvd.Sum, name=n) for n in "ba"]
-    hvd.join()  # before those of the last calls are waited for
+    hvd.join()  # joins before the last calls are waited for
     assert [hvd.synchronize(handle).tolist() for handle in late] == [[2.0] * 4] * len(late)
 
 
@@ -187,8 +187,8 @@ def check_calls_that_ranks_which_have_joined_refuse(rank: int) -> None:
 
 
 def check_optimizers_go_on_without_ranks_that_have_joined(rank: int) -> None:
-    """As with gradients of zero there, for two epochs. The first step of one optimizer is made
-    after a rank has joined."""
+    """The weights are those of a run in which these ranks have zero gradients, over two epochs. One
+    optimizer makes its first step after a rank has joined."""
     for compression in (hvd.Compression.none, INT4):
         joined = epochs(rank, compression, joins=True)
         expected = epochs(rank, compression, joins=False)
@@ -207,7 +207,7 @@ def epochs(rank: int, compression: hvd.Compressor, joins: bool) -> list[torch.Te
                 optimizers[number].zero_grad()
                 if has_data:
                     backward(models[number], rank, step)
-                if joins:  # between the gradients and the step, which must not hold it up
+                if joins:  # between backward and step; it must not delay the step
                     hvd.allreduce(torch.ones(2), name="loss")
                 optimizers[number].step()
         if not joins:
@@ -225,7 +225,7 @@ def epochs(rank: int, compression: hvd.Compressor, joins: bool) -> list[torch.Te
 
 
 def check_init_takes_process_sets(rank: int) -> None:
-    """After another init() the sets of before are not in use."""
+    """Another init() removes the process sets of the one before."""
     before = hvd.add_process_set(OUTER)
     hvd.shutdown()
     given = hvd.ProcessSet(OUTER)

@@ -1,5 +1,5 @@
-"""What thinwire.horovod's optimizer and broadcasts of state do: functions that test_horovod.py
-calls on both of two ranks, after init()."""
+"""Checks of thinwire.horovod's optimizer and of its broadcasts of state: functions that
+test_horovod.py calls on both of two ranks, after init()."""
 
 from __future__ import annotations
 
@@ -97,7 +97,8 @@ def check_sum_is_twice_the_mean(rank: int) -> None:
 
 
 def check_predividing_changes_nothing(rank: int) -> None:
-    """Horovod divides a part of the mean before the sum, against overflow; sums are fp32 here."""
+    """Horovod divides by a part of the count before the sum, against overflow; sums are fp32
+    here."""
     models = net(), net()
     divided = wrapped(models[0], compression=INT4, gradient_predivide_factor=2.0)
     plain = wrapped(models[1], compression=INT4)
@@ -150,7 +151,7 @@ def check_synchronize_and_skip(rank: int) -> None:
         optimizer.synchronize()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
         clipped = [p.grad.clone() for p in model.parameters()]
-        optimizer.synchronize()  # the second time it does nothing
+        optimizer.synchronize()  # the second call does nothing
         assert all(equal(p.grad, g) for p, g in zip(model.parameters(), clipped, strict=True))
         with optimizer.skip_synchronize():
             optimizer.step()
@@ -158,7 +159,7 @@ def check_synchronize_and_skip(rank: int) -> None:
         backward(other, rank, step)
         plain.synchronize()
         torch.nn.utils.clip_grad_norm_(other.parameters(), 0.1)
-        plain.step()  # without skip_synchronize it is the same
+        plain.step()  # without skip_synchronize the result is the same
     assert equal(weights(model), weights(other))
     check_replicas(model)
     backward(model, rank, 9)
@@ -224,7 +225,7 @@ def check_sparse_gradients(rank: int) -> None:
 
 
 def check_too_many_backward_passes(rank: int) -> None:
-    """Every rank hears it, in the second pass or before."""
+    """Every rank gets the error, in its second pass or before."""
     model = net()
     optimizer = wrapped(model)
     call = functools.partial(trained, model, optimizer, rank, range(2))
@@ -240,7 +241,7 @@ def check_momentum_of_the_exchange(rank: int) -> None:
     optimizer = wrapped(model, inner, compression=onebit)
     first = backward(model, rank, 0).item()
     optimizer.step()
-    assert inner.param_groups[0]["momentum"] == 0  # the exchange has it
+    assert inner.param_groups[0]["momentum"] == 0  # the exchange owns the momentum
     trained(model, optimizer, rank, range(1, 40))
     assert backward(model, rank, 0).item() < 0.7 * first
     check_replicas(model)
@@ -287,7 +288,7 @@ def check_broadcasts_of_state(rank: int) -> None:
 
 
 def check_a_resumed_run_has_the_same_bits(rank: int) -> None:
-    """Rank 0 alone saves and loads, as in Horovod's programs."""
+    """Only rank 0 saves and loads, as in Horovod's programs."""
     model = net()
     optimizer = wrapped(model, compression=INT4)
     trained(model, optimizer, rank, range(3))

@@ -1,4 +1,4 @@
-"""Bytes that this process has allocated, as the allocator counts them."""
+"""The bytes that this process has allocated, as the allocator counts them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 
 class _Mallinfo2(ctypes.Structure):
-    """As malloc.h has it: uordblks are bytes in use, and hblkhd those of mappings of their own."""
+    """malloc.h's struct: uordblks is the bytes in use, hblkhd the bytes in separate mappings."""
 
     _fields_ = [(name, ctypes.c_size_t) for name in (
         "arena", "ordblks", "smblks", "hblks", "hblkhd",

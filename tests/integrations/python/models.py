@@ -1,4 +1,4 @@
-"""Models and training loops that the tests share."""
+"""Models and training loops that tests share."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ def make_mlp(seed: int = 7, width: int = WIDTH) -> torch.nn.Sequential:
 
 
 class Shuffled(torch.nn.Module):
-    """Runs its layers in another order than it registers them, so that DDP rebuilds its buckets.
+    """Runs its layers in another order than the order in which it registers them, so DDP rebuilds
+    its buckets.
 
     `skip`: the layer that forward() leaves out, if any."""
 
@@ -45,13 +46,13 @@ class Shuffled(torch.nn.Module):
 
 
 def loss_of(model: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
-    """How far the model is from a fixed teacher."""
+    """Return the mean squared difference between the model and a fixed teacher."""
     out = model(x)
     return (out - torch.sin(x[:, : out.shape[1]])).square().mean()
 
 
 def wrap(model: torch.nn.Module, codec: str | None, **options) -> tuple:
-    """(ddp, state); codec None: plain DDP, without a state. Everything is compressed."""
+    """Return (ddp, state). codec None: plain DDP, without a state. Everything is compressed."""
     ddp_options = {
         key: options.pop(key)
         for key in ("bucket_cap_mb", "gradient_as_bucket_view", "find_unused_parameters",
@@ -76,7 +77,7 @@ def train(
     lr: float = 0.05,
     on_step: Callable[[int], None] | None = None,
 ) -> float:
-    """SGD on a fixed teacher; the last loss."""
+    """Train by SGD on a fixed teacher, and return the last loss."""
     optimizer = torch.optim.SGD(ddp.parameters(), lr=lr)
     dtype = next(ddp.parameters()).dtype
     loss = torch.zeros(())
@@ -96,7 +97,7 @@ def gradients(model: torch.nn.Module) -> torch.Tensor:
 
 
 def digest(model: torch.nn.Module) -> str:
-    """A digest of the bits of all parameters."""
+    """Return a digest of the bits of all parameters."""
     hashed = hashlib.sha256()
     for parameter in model.parameters():
         hashed.update(parameter.detach().contiguous().view(torch.uint8).numpy().tobytes())

@@ -1,5 +1,5 @@
-"""Optimizers of compressed plain modules around the tests' models: how one is made, steps with it,
-and the weights to come to."""
+"""Optimizers of compressed plain modules around the tests' models: making one, stepping with it,
+and the expected weights."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ POLICIES = ("p3", "wfbp", "fifo")
 
 
 class Wrapped:
-    """An optimizer and the compression of its model, as one object: what the compression has not is
-    the optimizer's."""
+    """An optimizer and the compression of its model as one object. Attributes that the compression
+    does not have are the optimizer's."""
 
     def __init__(self, inner: torch.optim.Optimizer, model: torch.nn.Module, codec=None, **options):
         self.inner = inner
@@ -54,7 +54,7 @@ def train(model, optimizer, steps: int, rank: int, start: int = 0) -> None:
 
 
 def alone(model, optimizer, steps: int, world: int = 2) -> None:
-    """The weights that all ranks together must come to, up to rounding."""
+    """Train the weights that all ranks together must reach, up to rounding."""
     for step in range(steps):
         optimizer.zero_grad()
         for rank in range(world):

@@ -1,5 +1,4 @@
-"""Every public function, constructor and method of thinwire and thinwire.torch, with arguments that
-it takes."""
+"""Valid calls of every public function, constructor and method of thinwire and thinwire.torch."""
 
 from __future__ import annotations
 
@@ -214,7 +213,7 @@ def other_methods() -> dict[str, Callable[[], Call]]:
         return Communicator(None, 0, 1, "k")
 
     def configuring() -> Call:
-        # Any number of ranks may be meant, but one is there.
+        # For any number of ranks, but only one is here.
         return functools.partial(ProcessGroup(timeout_s=5).configure, world_size=1), {
             "store_addr": f"127.0.0.1:{served().port}/x", "rank": 0,
         }  # fmt: skip
@@ -285,6 +284,6 @@ def file_methods(folder: str) -> dict[str, Callable[[], Call]]:
 
 
 def thinwire_calls(folder: str) -> dict[str, Callable[[], Call]]:
-    """By name. `folder`: where calls may write."""
+    """Return the calls by name. `folder`: where calls may write."""
     methods = {f"GradientExchange.{name}": make for name, make in exchange_methods().items()}
     return functions() | constructors() | methods | other_methods() | file_methods(folder)

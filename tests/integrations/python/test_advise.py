@@ -50,9 +50,9 @@ def test_chunks_over_nccl_are_large():
 
 
 def test_a_slow_link_takes_its_bytes():
-    bytes_ = 6 * (1 << 20) * 4  # of two ranks, both hops: each sends its bytes once in all
+    bytes_ = 6 * (1 << 20) * 4  # two ranks, both hops: each rank sends its bytes once
     step = simulate(PROFILE, Link(2, 1e7), "fp32", "fifo")
-    # The first gradient comes after one layer; the forward pass follows the last byte.
+    # The first gradient comes after one layer, and the forward pass follows the last byte.
     assert step.step_s == pytest.approx(bytes_ / 1e7 + 0.02 + 0.06 + 0.005, rel=0.01)
     assert step.bound_s <= step.step_s
     compressed = simulate(PROFILE, Link(2, 1e7), "int4", "fifo")
@@ -112,7 +112,7 @@ def test_accuracy_decides_between_equals():
 
 
 def test_a_codec_without_kernels_is_not_for_gpus(monkeypatch):
-    assert codecs_on(torch.device("cuda"), CODECS) == CODECS  # today all have kernels
+    assert codecs_on(torch.device("cuda"), CODECS) == CODECS  # all codecs have kernels now
 
     def without_int4s(codec: str) -> thinwire.CodecInfo:
         return dataclasses.replace(thinwire.codec_info(codec), has_kernels=codec != "int4")
@@ -127,7 +127,7 @@ def test_a_codec_without_kernels_is_not_for_gpus(monkeypatch):
     [(1.0, 0.98, "wfbp"), (1.0, 0.9, "p3"), (0.002, 0.0018, "wfbp"), (0.002, 0.001, "p3")],
 )
 def test_nobody_is_sent_away_from_ddp_for_little(wfbp_s, p3_s, policy):
-    """Neither for a few per cent nor for tenths of a millisecond."""
+    """A few per cent are not enough, nor are tenths of a millisecond."""
     rows = [Prediction("fp32", "wfbp", wfbp_s), Prediction("fp32", "p3", p3_s)]
     assert choose(rows, ("fp32",)).policy == policy
 
@@ -140,7 +140,7 @@ def test_plain_ddp_is_named_where_it_is_the_answer():
 
 
 def ddp_buckets(rank: int, cap: int | None):
-    """The elements of DDP's buckets in their order, after it has laid them out anew."""
+    """Return the elements of DDP's buckets in order, after DDP has rebuilt them."""
     torch.manual_seed(0)
     layers = [torch.nn.Linear(512, width, bias=False) for width in WIDTHS]
     model = torch.nn.ModuleList(layers)
@@ -165,7 +165,7 @@ WIDTHS = (2048, 512, 512, 1024, 512, 3000, 512)
 
 
 class Sum(torch.nn.Module):
-    """Layers one after another, each of whose gradients is ready before that of the one before."""
+    """Runs its layers in sequence. Each layer's gradient is ready before its predecessor's."""
 
     def __init__(self, layers: torch.nn.ModuleList) -> None:
         super().__init__()
@@ -192,7 +192,7 @@ def test_buckets_are_those_of_ddp(cap):
 
 
 def test_the_size_of_buckets_is_chosen_by_the_link():
-    """Early buckets hide behind the backward pass; each costs its latency."""
+    """Early buckets are hidden behind the backward pass; each bucket costs its latency."""
     profile = Profile(tuple(Layer(1 << 18, 0.001, 0.004) for _ in range(32)), 0.001)
 
     def cap(link: Link) -> int:
@@ -224,7 +224,7 @@ def test_notes_become_a_profile():
 
 
 def make():
-    """(model, optimizer, run), as the command takes them."""
+    """Return (model, optimizer, run), which the command takes."""
     model = make_mlp(width=256)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     return model, optimizer, lambda: model(data(0, 0, width=256)).square().mean().backward()
@@ -242,8 +242,8 @@ def test_a_link_on_which_the_smallest_probe_takes_long_has_a_rate():
 
 
 def on_link(found, bytes_per_s: float):
-    """The measured times, on another link, with cores to spare. fp32 takes no time at all: on a
-    busy machine, single measurements of it and of int8 change places."""
+    """Return the measured times for another link, with cores to spare. fp32 costs nothing: on a
+    busy machine single measurements of fp32 and int8 may swap places."""
     link = Link(found.link.ranks, bytes_per_s)
     return dataclasses.replace(found, link=link, costs=found.costs | {"fp32": CodecCost()})
 
@@ -253,7 +253,7 @@ def advised(rank: int, bytes_per_s: float | None):
     step()
     optimizer.step()
     before, state = digest(model), copy.deepcopy(optimizer.state_dict())
-    if bytes_per_s is not None:  # what is measured, but for the link
+    if bytes_per_s is not None:  # everything is measured, except the link
         real = advice_.probe
 
         advice_.probe = lambda *args: on_link(real(*args), bytes_per_s)
@@ -336,7 +336,8 @@ def test_auto_takes_what_is_advised(policy):
 
 
 def codecs_used(monkeypatch, seconds: list[float]) -> list[str]:
-    """The codec after each stretch of steps, which take `seconds`, where int4 is advised."""
+    """Return the codec after each stretch of steps, if int4 is advised. A step of stretch i
+    takes seconds[i]."""
     rows = [Prediction(codec, "wfbp", step_s) for codec, step_s in (("fp32", 2.0), ("int4", 1.0))]
     now, used = 0.0, []
     monkeypatch.setattr(auto, "time", types.SimpleNamespace(perf_counter=lambda: now))
@@ -357,13 +358,13 @@ def codecs_used(monkeypatch, seconds: list[float]) -> list[str]:
     return used
 
 
-# The first stretch is measured for the prediction, the second is fp32's to compare with.
+# The first stretch is measured for the prediction, the second is the fp32 time to compare with.
 @pytest.mark.parametrize(
     ("seconds", "used"),
     [
         ([1, 1, 0.5, 9, 9, 9], ["fp32", *["int4"] * 5]),  # decided after the third
         ([1, 1, 1.02, 9], ["fp32", "int4", "int4", "int4"]),
-        # Something else ran while int4 was timed first.
+        # Another program ran while int4 was timed first.
         ([1, 1, 3, 1, 0.5, 9, 9], ["fp32", "int4", "fp32", "int4", "int4", "int4", "int4"]),
         ([1, 1, 1.1, 1, 1.1, 1, 1], ["fp32", "int4", "fp32", "int4", "fp32", "fp32", "fp32"]),
     ],
@@ -399,7 +400,7 @@ def test_auto_takes_what_is_advised_under_ddp(momentum):
     (used, loss, stats, first), (_, _, _, second) = run(automatic_ddp, 1e6, 1e9, momentum)
     assert first == second
     assert list(dict.fromkeys(used)) == ["fp32", "int4"]
-    assert stats["steps"] == 50 and 1.0 < stats["ratio"] < 7  # of all steps
+    assert stats["steps"] == 50 and 1.0 < stats["ratio"] < 7  # over all steps
     (used, plain, _, _), _ = run(automatic_ddp, 1e12, 1e9, momentum)
     assert set(used) == {"fp32"}
     assert loss == pytest.approx(plain, rel=0.1)
@@ -419,7 +420,7 @@ def test_auto_goes_back_where_it_loses():
 
 
 def changed(rank: int):
-    """The residuals before and after a change of codec, and whether a step still takes them."""
+    """Return the residuals before and after a change of codec, and whether a step uses them."""
     model = make_mlp()
     sgd = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     optimizer = Wrapped(sgd, model, codec="int4", momentum=0.9, min_bytes=0)
@@ -452,7 +453,7 @@ def test_a_change_of_codec_takes_everything_along():
 
 def lost_while_choosing(rank: int, ddp: bool):
     def probe(*_):
-        raise RuntimeError("Connection closed by peer")  # as torch's collectives say it
+        raise RuntimeError("Connection closed by peer")  # as torch's collectives raise it
 
     auto.probe = probe
     model = make_mlp(seed=rank)
@@ -509,6 +510,6 @@ def test_codecs_of_few_bytes_take_time():
 
 
 def test_two_exchanges_in_a_row_take_two_latencies():
-    """Ranks that alternate find the other's bytes there every second time."""
+    """Ranks that alternate find the other's bytes already there every second time."""
     assert forecast._in_pairs([0.0, 10.0, 0.0, 10.0]) == [5.0, 5.0, 5.0]
     assert forecast._in_pairs([3.0]) == [3.0]

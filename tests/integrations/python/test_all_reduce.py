@@ -9,7 +9,7 @@ from thinwire.torch import all_reduce
 
 
 def reduce(rank: int, make, codec: str, op, name: str | None, async_op: bool):
-    """(ours, torch's sum, the inputs' sum of magnitudes)"""
+    """Return (our sum, torch's sum, the inputs' sum of magnitudes)."""
     torch.manual_seed(rank)
     tensor = make()
     expected, size = tensor.clone().float(), tensor.abs().float()
@@ -69,7 +69,7 @@ def test_sum_and_mean(op, factor, name):
 
 
 def repeat(rank: int, name: str | None):
-    """The sum over 50 calls of the same small tensor beside a large one."""
+    """Return the sum over 50 calls of a small element in a tensor that also has large ones."""
     total = torch.zeros(40_000)
     for _ in range(50):
         tensor = torch.full((40_000,), 0.01)
@@ -81,7 +81,7 @@ def repeat(rank: int, name: str | None):
 
 def test_a_name_carries_the_error_feedback():
     assert run(repeat, "x")[0] == pytest.approx(0.5, abs=0.2)
-    assert run(repeat, None)[0] == 0.0  # 0.01 of 1.0 is below half a step of int4
+    assert run(repeat, None)[0] == 0.0  # 0.01 is below half a step of int4
 
 
 def many(rank: int):
@@ -98,7 +98,7 @@ def test_named_calls_in_any_order():
 
 
 def crosswise(rank: int, numel: int):
-    """Rank 1 starts "early" only when it has what rank 0 starts after it."""
+    """Rank 1 starts "early" only when it has the results that rank 0 starts after "early"."""
     tensors = {name: torch.full((numel,), float(rank)) for name in ("early", "middle", "late")}
 
     def start(name: str):
@@ -133,7 +133,7 @@ def test_group_members_only():
 
 
 def as_torch(rank: int):
-    """Ours and torch's, called alike and by position."""
+    """Compare our call and torch's, with equal arguments, by name and by position."""
     ones = [torch.full((50_000,), 1.0 + rank) for _ in range(4)]
     assert all_reduce(ones[0]) is None and dist.all_reduce(ones[1]) is None
     group = dist.new_group([0, 1])
@@ -155,7 +155,7 @@ def test_the_call_is_torchs():
 
 
 def unnamed(rank: int):
-    """What an unnamed sum loses, as a part of its largest element."""
+    """Return what an unnamed sum loses, relative to its largest element."""
     torch.manual_seed(rank)
     tensor = torch.randn(100_000)
     exact = tensor.clone()

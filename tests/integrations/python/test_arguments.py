@@ -1,4 +1,4 @@
-"""Arguments of a wrong kind: typed errors that say what was expected, before anything is sent."""
+"""Arguments of a wrong kind are typed errors that name what was expected, before any sending."""
 
 from collections.abc import Callable
 from typing import Any
@@ -24,7 +24,7 @@ def hook_without_state() -> None:
 
 
 class OfOthers(torch.Tensor):
-    """As DTensor and torchao's tensors, which hold no elements."""
+    """Like DTensor and torchao's tensors, which hold no elements."""
 
     def __new__(cls, held: torch.Tensor) -> torch.Tensor:
         return torch.Tensor._make_wrapper_subclass(cls, held.shape, dtype=held.dtype)

@@ -1,5 +1,5 @@
-"""The backend "thinwire": programs that differ by one word from their exact twins. Gradients are
-compressed, with error feedback; all else is exact."""
+"""The backend "thinwire": the tested programs differ by one word from their exact twins. Gradients
+are compressed, with error feedback; everything else is exact."""
 
 import os
 import re
@@ -25,12 +25,12 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-WIDTH = 256  # a layer's weight is compressed
+WIDTH = 256  # enough that a layer's weight is compressed
 NUMEL = 100_000
 
 
 def meet(rank: int, store: str, name: str, world: int = 2, **options: object) -> dist.ProcessGroup:
-    """The default group anew, over the backend `name`."""
+    """Make the default group again, over the backend `name`."""
     dist.destroy_process_group()
     dist.init_process_group(
         name, init_method=f"file://{store}", rank=rank, world_size=world,
@@ -40,7 +40,7 @@ def meet(rank: int, store: str, name: str, world: int = 2, **options: object) ->
 
 
 def exchange(value: torch.Tensor) -> torch.Tensor:
-    """The sum of this tensor over all ranks, as a gradient in a backward pass."""
+    """Return the sum of this tensor over all ranks, reduced as a gradient in a backward pass."""
     parameter = nn.Parameter(torch.zeros_like(value))
 
     def reduce(_: object) -> None:
@@ -52,7 +52,7 @@ def exchange(value: torch.Tensor) -> torch.Tensor:
 
 
 def step() -> None:
-    """A step of some optimizer."""
+    """Make a step of an unrelated optimizer."""
     parameter = nn.Parameter(torch.zeros(1))
     parameter.grad = torch.zeros(1)
     torch.optim.SGD([parameter], lr=0.1).step()
@@ -64,7 +64,7 @@ def model_of(width: int = WIDTH) -> nn.Module:
 
 
 def train(rank: int, model: nn.Module, steps: int = 8) -> list[torch.Tensor]:
-    """The parameters after so many steps, whole."""
+    """Return the whole parameters after that many steps."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     generator = torch.Generator().manual_seed(100 + rank)
     for _ in range(steps):
@@ -81,7 +81,8 @@ def train(rank: int, model: nn.Module, steps: int = 8) -> list[torch.Tensor]:
 
 
 def sums_of_steps(rank: int, store: str) -> tuple[float, float, dict]:
-    """The errors of one exchange, and of the sum of 30 of the same values."""
+    """Return the largest error of one exchange, that of the sum of 30 exchanges of the same values,
+    and the statistics."""
     meet(rank, store, "thinwire", codec="int4")
     value = torch.randn(NUMEL, generator=torch.Generator().manual_seed(rank))
     exact = sum(torch.randn(NUMEL, generator=torch.Generator().manual_seed(r)) for r in range(2))
@@ -102,8 +103,8 @@ def test_what_a_step_loses_comes_back_in_later_ones(tmp_path):
 
 
 def change_the_sequence(rank: int, store: str) -> list[int]:
-    """Dropped residuals after each step; the steps have 2, 2, 1, 1 exchanges of one size, and one
-    of another."""
+    """Return the dropped residuals after each step. Steps have 2, 2, 1 and 1 exchanges of one size,
+    and one exchange of another size."""
     meet(rank, store, "thinwire", codec="int4")
     dropped = []
     for exchanges in (2, 2, 1, 1):
@@ -111,7 +112,7 @@ def change_the_sequence(rank: int, store: str) -> list[int]:
             exchange(torch.ones(NUMEL))
         exchange(torch.ones(2 * NUMEL))
         step()
-        step()  # as an optimizer inside another one does
+        step()  # like an optimizer inside another one
         dropped.append(dist.group.WORLD.stats()["dropped_residuals"])
     return dropped
 
@@ -162,7 +163,7 @@ def test_bits_are_those_of_compress_where_the_layouts_agree(tmp_path):
 
 
 class Normalize(torch.autograd.Function):
-    """Statistics of all ranks, which forward and backward reduce, as SyncBatchNorm's do."""
+    """Normalizes by statistics of all ranks, reduced in forward and backward like SyncBatchNorm."""
 
     @staticmethod
     def forward(ctx, x, kept):
@@ -181,7 +182,7 @@ class Normalize(torch.autograd.Function):
 
 
 def beside_gradients(rank: int, store: str, name: str) -> tuple[list[torch.Tensor], dict]:
-    """What is exchanged beside the gradients of a layer."""
+    """Return what is exchanged besides a layer's gradients."""
     meet(rank, store, name)
     torch.manual_seed(1)
     layer = nn.Linear(NUMEL, 1, bias=False)
@@ -230,8 +231,8 @@ def test_scope_all_compresses_every_sum_and_by_bf16_if_no_codec_is_named(tmp_pat
 
 
 def many_at_once(rank: int, store: str) -> tuple[list[float], int, list[str]]:
-    """First elements of sums that a barrier alone waits for; how many were compressed; the words of
-    arguments that Gloo refuses."""
+    """Return the last elements of sums that only a barrier waits for, how many sums were
+    compressed, and the messages for arguments that Gloo refuses."""
     group = meet(rank, store, "thinwire", codec="fp32", scope="all")
     tensors = [torch.full((NUMEL,), float(number)) for number in range(4)]
     for tensor in tensors:
@@ -275,7 +276,7 @@ def by_ddp(rank: int, store: str, name: str) -> list[torch.Tensor]:
 
 
 def by_tutorial(rank: int, store: str, name: str) -> list[torch.Tensor]:
-    """As "Getting Started with Distributed Data Parallel" of pytorch.org has it."""
+    """Train like "Getting Started with Distributed Data Parallel" of pytorch.org."""
     meet(rank, store, name)
     torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 8, bias=False))
@@ -355,7 +356,7 @@ GATHERING = {"THINWIRE_CODEC": "int4", "THINWIRE_GATHER": "int4"}
 
 
 def deep() -> nn.Module:
-    """The weight of the second layer is used in its backward pass."""
+    """Return a model that uses its second layer's weight in its backward pass."""
     torch.manual_seed(1)
     layers = [nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(2)]
     return nn.Sequential(*layers, nn.Tanh(), nn.Linear(WIDTH, 8, bias=False))
@@ -364,8 +365,8 @@ def deep() -> nn.Module:
 def fsdp2_gathering(
     rank: int, store: str, again: int | bool = True, name: str = "thinwire"
 ) -> tuple[list[torch.Tensor], dict, bool]:
-    """Parameters, stats, and whether a gather of other things is exact. again: FSDP2's
-    reshard_after_forward."""
+    """Return the parameters, the stats, and whether a gather of something else is exact. again:
+    FSDP2's reshard_after_forward."""
     world = dist.get_world_size()
     group, model = meet(rank, store, name, world), deep()
     for layer in model:
@@ -384,7 +385,7 @@ def test_gathers_of_parameters_are_compressed_on_request_and_others_are_not(tmp_
     theirs = run(fsdp2_gathering, str(tmp_path / "b"), True, "gloo")
     started = [parameter.detach() for parameter in deep().parameters()]
     for (mine, stats, exact), (their, *_) in zip(ours, theirs, strict=True):
-        # The first gathers of the first two layers, and all of the small one.
+        # The first gathers of the first two layers, and all gathers of the small one.
         assert stats["gather"]["exact"] == 2 + 2 * 8 and stats["gather"]["repeated"] == 2 * 8
         assert stats["gather"]["reference_bytes"] == 2 * 4 * WIDTH * WIDTH * 3 // 2
         assert stats["gather"]["ratio"] > 3 and exact
@@ -413,7 +414,7 @@ def without_memory_for_references(rank: int, store: str) -> tuple[list[torch.Ten
 
 
 def test_backward_passes_that_gather_in_smaller_groups_get_the_weights_of_today(tmp_path):
-    """Each of these groups sees backward passes only, in which a reference would be old."""
+    """These groups are used in backward passes only, so a reference would be out of date."""
     parts = run(fsdp2_gathering, str(tmp_path / "a"), 2, world=4, environment=GATHERING)
     whole = run(fsdp2_gathering, str(tmp_path / "b"), True, world=4, environment=GATHERING)
     assert parts[0][1]["gather"]["repeated"] == 0 < whole[0][1]["gather"]["repeated"]
@@ -446,7 +447,7 @@ def test_bits_of_gathers_are_those_of_compress_where_the_layouts_agree(tmp_path)
 
 
 def with_uneven_inputs(rank: int, store: str) -> torch.Tensor:
-    """Rank 0 has 3 steps more."""
+    """Train with 3 more steps on rank 0."""
     meet(rank, store, "thinwire", codec="int8", timeout_s=100)
     torch.manual_seed(0)
     ddp = DistributedDataParallel(nn.Linear(WIDTH, WIDTH))
@@ -475,8 +476,8 @@ class Opts:
 
 
 def reconfigure(rank: int) -> list[tuple[float, int, int]]:
-    """Sum, rank and size among all; all again, as a set; without rank 1; with it, and without
-    rank 2."""
+    """Return (sum, rank, size) among all ranks, among all again (given as a set), without rank 1,
+    and with rank 1 but without rank 2."""
     group = ProcessGroup("int8", scope="all", timeout_s=100)
     assert group.supports_reconfigure
     handles: list[str] = [""] * 3
@@ -545,8 +546,8 @@ def test_torch_finds_the_backend_by_its_entry_point():
 
 
 def changing(rank: int, store: str, planned: bool, steps: list[list[int]]):
-    """steps: elements of the exchanges of each. In each there is also a sum of another length that
-    is no gradient."""
+    """steps: the elements of each exchange in each step. Each step also has a sum of another length
+    that is no gradient."""
     meet(rank, store, "thinwire", planned=planned, scope="all", min_bytes=0)
     results = []
     for number, numels in enumerate(steps):
@@ -562,10 +563,10 @@ def changing(rank: int, store: str, planned: bool, steps: list[list[int]]):
 @pytest.mark.parametrize(
     "steps",
     [
-        # A program that freezes layers has fewer exchanges from one step on. The step before it was
-        # like the last one, so its order was predicted.
+        # A program that freezes layers has fewer exchanges from one step on. The step before was
+        # like its predecessor, so its order was predicted.
         [[NUMEL] * count for count in (3, 3, 3, 2, 2, 2, 3, 3, 3, 1, 1, 1)],
-        # Exchanges that only the first step has: DDP lays its buckets out anew after it.
+        # Exchanges that only the first step has, since DDP rebuilds its buckets after it.
         [[NUMEL] * count for count in (3, 2, 2, 2, 2)],
         [[2 * NUMEL], *[[NUMEL, NUMEL]] * 4],
     ],
@@ -583,7 +584,7 @@ def test_an_order_that_is_predicted_bears_steps_that_differ(tmp_path, steps):
     ("by_order", "predicted"), [(False, [False, True]), (True, [False, False])]
 )
 def test_steps_are_not_predicted_where_all_chunks_start_in_one_order(by_order, predicted):
-    """There a predicted chunk that does not come would hold all others."""
+    """With one common order, a predicted chunk that does not come would block all others."""
     told = []
     session = Session(Membership(None, "test"), config.resolve(codec="int4"))
     session._communicator = SimpleNamespace(

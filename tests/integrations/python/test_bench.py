@@ -1,4 +1,4 @@
-"""`thinwire bench`: what it measures is there, and its table shows it."""
+"""`thinwire bench` measures what it promises, and its table shows it."""
 
 import json
 import os
@@ -68,7 +68,7 @@ def test_a_wrong_argument_is_said(wrong, words, capsys):
 
 @pytest.mark.parametrize("ranks_began", [False, True])
 def test_ctrl_c_is_one_line_and_leaves_no_rank(ranks_began):
-    """It comes from a terminal, to the whole group of processes."""
+    """A terminal sends it to the whole group of processes."""
     again = [sys.executable, "-m", "thinwire", "bench", "--sizes", "64", "--seconds", "600"]
     bench = subprocess.Popen(
         again, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
@@ -88,7 +88,7 @@ def test_ctrl_c_is_one_line_and_leaves_no_rank(ranks_began):
 
 
 def test_ctrl_c_right_after_a_fork_is_heard():
-    """Python runs functions in the parent then, and loses what they raise."""
+    """Python runs its fork hooks in the parent then, and drops the exceptions that they raise."""
     program = """
 import os, signal, sys
 from thinwire import cli
@@ -105,7 +105,7 @@ sys.exit(cli.main(sys.argv[1:]))
 
 
 def _heed_ctrl_c() -> None:
-    """Also where this one ignores it, as the background jobs of a script do."""
+    """Handle SIGINT even if this process ignores it, as background jobs of a script do."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 

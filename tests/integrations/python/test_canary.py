@@ -1,4 +1,4 @@
-"""`thinwire doctor --canary`: green on a sound group; what is wrong is found, and named."""
+"""`thinwire doctor --canary` passes on a sound group; a fault is found and named."""
 
 import struct
 
@@ -11,7 +11,7 @@ from thinwire.codec import codec_info, decode, encode
 from thinwire.error_limits import CODECS
 
 ALL = (*CODECS, canary.RAW)
-LONG = 600.0  # seconds: a slow machine leaves nothing out
+LONG = 600.0  # seconds: even a slow machine skips no case
 
 
 def checked(_rank, codecs, topologies=("flat",), seconds=LONG, **settings):
@@ -35,7 +35,7 @@ def test_all_cases_of_a_sound_group_are_ok(world):
         assert dense <= collectives or (spec == "topk" and not dense & collectives)
     for verdict in verdicts:
         assert not verdict.faults and 0 <= verdict.error <= 1 and 0 <= verdict.lost <= 1
-        if verdict.case.codec not in ("fp32", canary.RAW):  # the limits are no mere formality
+        if verdict.case.codec not in ("fp32", canary.RAW):  # the limits are close
             assert verdict.error > 0.02, verdict
 
 
@@ -62,13 +62,13 @@ def test_no_case_begins_after_the_end():
     assert verdicts and all(verdict.error is None for verdict in verdicts)
 
 
-# Cases that are wrong.
+# Cases with faults.
 
 COUNT = canary._CHUNK + 1
 
 
 def spoil(collective, count, change, *, every=False):
-    """From here on the third result of this case is changed."""
+    """From now on change the third result of this case."""
     finish = canary._Use.finish
 
     def spoiled(use, pending):
@@ -96,7 +96,8 @@ SUM, SCATTER, GATHER = ("all_reduce", "sum"), ("reduce_scatter", "mean"), ("all_
     "codec, bit", [("int8", 0), ("int8", 30), ("onebit", 30), ("topk", 0), ("fp32", 0)]
 )
 def test_a_flipped_bit_of_one_rank_is_named(codec, bit):
-    """The lowest bit of a mantissa is within every limit, and only the other ranks show it."""
+    """A mantissa's lowest bit stays within every limit; only comparison with other ranks finds
+    it."""
     for verdicts in run(flipped, 1, bit, codec, SUM, COUNT, world=3):
         (wrong,) = [verdict for verdict in verdicts if verdict.faults]
         assert wrong.case[:3] == (codec, *SUM)
@@ -121,7 +122,7 @@ def moved(rank, codec, by):
 
 
 def test_what_is_the_same_on_all_ranks_and_wrong_is_found():
-    """The scale of this block is at most 2 ranks * 1 / 127; 0.1 is six steps."""
+    """The scale of this block is at most 2 ranks * 1 / 127, and 0.1 is six steps of that."""
     for verdicts in run(moved, "int8", 0.1):
         (wrong,) = [verdict for verdict in verdicts if verdict.faults]
         assert wrong.error > 1 and len(wrong.faults) == 2
@@ -152,13 +153,13 @@ def test_feedback_that_is_off_is_found(codec):
             assert bool(verdict.faults) == (verdict.case.collective != "encode"), verdict.case
             assert (verdict.lost > 1) == bool(verdict.faults)
             if codec in ("int8", "int4") and verdict.faults:
-                assert verdict.error > 1.5  # it grows beyond one step's
+                assert verdict.error > 1.5  # more than the error of one step
 
 
 def other_encoder(rank):
     def other(spec, x):
         wire = bytearray(encode(spec, x))
-        wire[-1] ^= rank == 1 and x.numel() == 257  # padding, which nobody decodes
+        wire[-1] ^= rank == 1 and x.numel() == 257  # padding, which no decoder reads
         return bytes(wire)
 
     canary.encode = other
@@ -183,7 +184,7 @@ def test_no_encoding_loses_more_than_the_limit(spec):
     generator = torch.Generator().manual_seed(5)
     up = codec_info(spec).up
     for count in (1, 255, 256, 257, 5000):
-        for power in (1, 3, 9):  # ever fewer of the elements matter
+        for power in (1, 3, 9):  # fewer and fewer elements carry the weight
             x = torch.randn(count, generator=generator).double() ** power
             x = x.float()
             lost = x.double() - torch.as_tensor(decode(up, encode(up, x), count)).double()
@@ -204,7 +205,7 @@ def test_limits_of_feedback_do_not_grow_and_without_it_they_do():
 def test_inputs_are_exact_and_have_no_generator():
     (x,) = canary.values(1000, 1)
     assert x.dtype == torch.float32 and (x[768:1000].abs() == 0).all() and x[:768].all()
-    # Golden: all ranks of a group, of any version of torch, have these.
+    # Golden: all ranks of a group draw these, with any version of torch.
     assert struct.pack("<2f", *x[:2].tolist()).hex() == "740af5bc62623b3d"
 
 
@@ -212,7 +213,7 @@ def test_inputs_are_exact_and_have_no_generator():
 
 
 def test_the_command_starts_ranks(monkeypatch):
-    """As `thinwire bench` does, whose test has them."""
+    """It starts them as `thinwire bench` does; the tests of bench cover the rest."""
     monkeypatch.setattr(launch, "start_here", lambda ranks: 100 + ranks)
     assert cli.main(["doctor", "--canary", "--ranks", "3"]) == 103
 

@@ -11,10 +11,10 @@ from thinwire.torch.advanced import merge_state_dicts
 
 
 def train_through(rank: int, pause: bool):
-    """8 steps; with a pause, into new objects after 5, by way of bytes.
+    """Train 8 steps. With a pause, save to bytes after 5 steps and load into new objects.
 
-    DDP does not rebuild the buckets of a model that looks for unused parameters; with a rebuild,
-    the first step after the pause would have other buckets than the same step without one."""
+    DDP does not rebuild the buckets of a model that looks for unused parameters. With a rebuild,
+    the first step after the pause would have other buckets than the same step without a pause."""
     model = make_mlp()
     ddp, state = wrap(model, "int4", find_unused_parameters=True)
     train(ddp, 5)
@@ -57,7 +57,7 @@ def test_resuming_is_bitwise_never_having_stopped():
 
 
 def forget(rank: int):
-    """As above, but the residuals are lost: that must differ, or the test above tests nothing."""
+    """Like train_through(), but lose the residuals. The result must differ from that test's."""
     model = make_mlp()
     ddp, state = wrap(model, "int4", find_unused_parameters=True)
     train(ddp, 5)
@@ -87,7 +87,7 @@ def load_and_step_with_zero_gradients(rank: int, saved):
 
 
 def owed(saved: list, name: str) -> torch.Tensor:
-    """The sum over ranks of what was not delivered yet, in units of a gradient."""
+    """Return the sum over ranks of what was not delivered yet, in units of a gradient."""
     return sum(
         one["residuals"][name]["first"] + one["world"] * one["residuals"][name]["second"]
         for one in saved
@@ -104,7 +104,7 @@ def test_another_world_size_keeps_the_sum_of_residuals(worlds):
         assert before.abs().max() > 0
         torch.testing.assert_close(owed(merged, name), before)
         if worlds[1] == 1:
-            continue  # nothing is compressed there, so nothing is delivered late
+            continue  # one rank compresses nothing, so nothing is delivered late
         delivered = worlds[1] * after[0][0][name]
         rest = owed([state for _, state in after], name)
         torch.testing.assert_close(delivered + rest, before, rtol=1e-4, atol=1e-6)
@@ -136,7 +136,7 @@ def test_a_dict_that_does_not_fit_is_refused():
 
 
 def under_other_defaults(rank: int):
-    """A state dict, and one that was saved and loaded again, for torch's other defaults."""
+    """Return residuals, and those saved and loaded again under other defaults of torch."""
     ddp, state = wrap(make_mlp(), "int4")
     train(ddp, 2)
     saved = [state.state_dict()["residuals"]]

@@ -23,7 +23,7 @@ def command(*arguments: str, **environment: str) -> subprocess.CompletedProcess[
 
 
 def doctor(**environment: str) -> tuple[int | None, str]:
-    """The exit status of `thinwire doctor`, and what it prints."""
+    """Return the exit status of `thinwire doctor`, and what it prints."""
     with started_programs("thinwire", "doctor", environments=[environment]) as [program]:
         return program.exit_code(time.monotonic() + HANG_S), program.printed.read_text()
 
@@ -36,7 +36,7 @@ def test_doctor_of_a_good_installation():
 
 
 def test_doctor_starts_no_command(tmp_path):
-    """It makes no network namespace, as root neither."""
+    """It makes no network namespace, even as root."""
     for tool in ("ip", "tc", "unshare", "sudo"):
         (tmp_path / tool).write_text(f"#!/bin/sh\necho {tool} $@ >> {tmp_path}/called\n")
         (tmp_path / tool).chmod(0o755)

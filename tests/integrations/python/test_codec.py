@@ -1,4 +1,4 @@
-"""encode and decode of Python arrays. The bytes themselves are the C++ tests' business."""
+"""encode() and decode() of Python arrays. The C++ tests cover the bytes themselves."""
 
 import array
 import ctypes
@@ -13,11 +13,11 @@ from thinwire import codec
 from thinwire.codec import decode_mean
 
 SPECS = ("fp32", "bf16", "int8", "int4", "int4:block=128", "topk:density=0.1")
-# Their residuals may round: codes that are not the nearest ones.
+# Their residuals may be rounded: the codes may not be the nearest ones.
 ROUNDED = ("onebit", "int4:hadamard=1", "int8:rounding=stochastic,seed=4", "onebit:down=onebit")
 
 
-# A busy machine is slow, and that is no fault of what is tested.
+# Slowness of a busy machine is no fault of the tested code.
 SLOWLY = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
 
 
@@ -202,7 +202,7 @@ def test_a_mean_of_members_is_that_of_what_each_decodes_to():
     factors = [0.25, 0.5, 0.25]
     want = sum(x * numpy.float32(f) for x, f in zip(decoded, factors, strict=True))
     out, products = numpy.empty(n, numpy.float32), (ctypes.c_double * 7)()
-    # Members' bytes lie in memory that can be written, or not.
+    # The members' bytes lie in writable or read-only memory.
     views = [memoryview(rows[0]), memoryview(bytearray(rows[1])), memoryview(rows[2])]
     decode_mean(spec, views, factors, shard, out, products)
     numpy.testing.assert_array_equal(out, want)

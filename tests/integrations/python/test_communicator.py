@@ -1,4 +1,4 @@
-"""A Communicator needs a store and a place, and none of torch's process groups."""
+"""A Communicator needs a store, a rank and a world size, and no process group of torch."""
 
 import os
 
@@ -11,7 +11,7 @@ from thinwire.torch.advanced import Communicator
 
 from bench.folder_store import FolderStore
 
-NUMEL = 100_000  # compressed
+NUMEL = 100_000  # enough to be compressed
 
 
 def open_store(kind: str, folder: str) -> dist.Store | FolderStore:
@@ -19,7 +19,7 @@ def open_store(kind: str, folder: str) -> dist.Store | FolderStore:
 
 
 def meet(rank: int, kind: str, folder: str) -> list[tuple[torch.Tensor, float]]:
-    dist.destroy_process_group()  # which the test's ranks have, and a communicator does not need
+    dist.destroy_process_group()  # run() makes a group; a communicator does not need it
     store, means = open_store(kind, folder), []
     for key in ("first", "second"):
         communicator = Communicator(store, rank, 2, key, "int8")

@@ -87,7 +87,7 @@ def test_a_replicated_module_has_the_bits_of_ddp():
 
 
 def plain(rank: int, codec, accumulate: bool):
-    model = make_mlp(seed=7 + rank)  # it gets rank 0's parameters
+    model = make_mlp(seed=7 + rank)  # this rank gets rank 0's parameters
     made = tw.compress(model, codec, min_bytes=0)
     optimizer = sgd(model)
     for step in range(4):
@@ -149,7 +149,7 @@ def checkpointed(rank: int, reentrant: bool, shared: bool):
     made = tw.compress(model, "int4", min_bytes=0)
     for step in range(3):
         model(data(step, rank))["out"][0].square().mean().backward()
-        if not reentrant:  # a pass that makes no parameter's gradient is no step
+        if not reentrant:  # a backward pass that gives no parameter a gradient is no step
             x = data(step, rank)
             torch.autograd.grad(model(x)["out"][0].sum(), x)
     return [p.grad.sum().item() for p in model.parameters()], made.stats()["steps"]
@@ -163,7 +163,7 @@ def test_reentrant_checkpoints_are_one_step(shared):
 
 
 def failing(rank: int, layer: int):
-    """A backward pass fails on rank 1 at the input of a layer, and the program goes on."""
+    """On rank 1 a backward pass fails at the input of a layer, and the program goes on."""
     model = make_mlp(width=768)
     made = tw.compress(model, "int4", min_bytes=0, timeout_s=100)
 
@@ -177,7 +177,7 @@ def failing(rank: int, layer: int):
         try:
             model[layer:](out).square().mean().backward()
         except ValueError:
-            loss_of(model, data(step, rank, 768)).backward()  # another batch in its place
+            loss_of(model, data(step, rank, 768)).backward()  # another batch instead
     return [p.grad.sum().item() for p in model.parameters()], made.stats()["steps"]
 
 
@@ -219,7 +219,7 @@ def test_a_parameter_that_is_trained_later_is_an_error(change):
 def dropped(rank: int, optimized: bool):
     model = make_mlp()
     optimizer = sgd(model)
-    tw.compress(model, optimizer=optimizer if optimized else None)  # which the model keeps alive
+    tw.compress(model, optimizer=optimizer if optimized else None)  # the model keeps it alive
     gc.collect()
     train(model, optimizer, rank, steps=2)
     assert len(set(model.state_dict())) == 6
@@ -235,7 +235,7 @@ def test_a_plain_module_goes_with_its_connections(optimized):
 
 
 class Strided(torch.nn.Module):
-    """Parameters and buffers whose elements do not lie in the order of their indices."""
+    """Parameters and buffers whose elements are not stored in the order of their indices."""
 
     def __init__(self, rank: int) -> None:
         super().__init__()
@@ -310,7 +310,7 @@ def closed(rank: int):
     train(model, optimizer, rank, steps=2)
     made.close()
     assert type(optimizer).step is optimizer.step.__func__
-    train(model, optimizer, rank, steps=2)  # on its own again
+    train(model, optimizer, rank, steps=2)  # without compression
     again = tw.compress(model, "int8")
     train(model, optimizer, rank, steps=2)
     again.close()
@@ -381,7 +381,7 @@ def refused(rank: int):
     for options, words in [({}, "needs warm_up_steps"), ({"warm_up_steps": 3}, "AdamW")]:
         with pytest.raises(thinwire.InvalidArgumentError, match=words):
             tw.compress(ddp, "onebit", optimizer=adam, **options)
-    tw.compress(ddp)  # no refusal has left anything behind
+    tw.compress(ddp)  # the refusals have left nothing behind
 
 
 def test_wrong_calls_are_typed_errors():
@@ -389,7 +389,7 @@ def test_wrong_calls_are_typed_errors():
 
 
 def unlike(rank: int, case: str):
-    """Rank 1 makes another model, or passes another option, than rank 0."""
+    """Rank 1's model or options differ from rank 0's."""
     model, options = make_mlp(width=WIDTH + rank if case == "width" else WIDTH), {}
     if case == "layer" and rank:
         model.append(torch.nn.Linear(10, 10))
@@ -440,10 +440,10 @@ class Rule:
 
 
 def trained_apart(rank: int):
-    """Each rank has made steps of its own, so its optimizer has momentum of its own."""
+    """Each rank has trained alone before compress(), so its optimizer has its own momentum."""
     model = make_mlp()
     optimizer = sgd(model)
-    # The text of a function has its address, so only plain values are compared.
+    # repr() of a function contains its address, so only plain values are compared.
     optimizer.param_groups[0]["rule"] = Rule()
     train(model, optimizer, rank, steps=2)
     made = tw.compress(model, "int4", optimizer=optimizer)
@@ -457,7 +457,8 @@ def test_an_optimizers_state_becomes_that_of_rank_0():
 
 
 def one_after_the_other(rank: int, way: str):
-    """As a notebook's cell that is run again. Returns how many models are left, by cell."""
+    """Compress one model after the other, like a notebook cell that is run again. Return how many
+    models are left after each."""
     gc.disable()
     models, left = [], []
     for _ in range(4):
@@ -473,7 +474,7 @@ def one_after_the_other(rank: int, way: str):
 
 @pytest.mark.parametrize("way", ["plain", "steps", "fsdp2"])
 def test_models_that_a_program_has_dropped_are_freed(way):
-    # `made` is the former one's until compress() returns, so two are left.
+    # `made` belongs to the former model until compress() returns, so two are left.
     assert run(one_after_the_other, way) == [[1, 2, 2, 2]] * 2
 
 
@@ -492,7 +493,7 @@ def test_a_module_of_ddp_that_is_compressed_as_a_plain_one_is_refused(optimized)
 
 
 def beside_ddp(rank: int):
-    """DDP leaves the gradients alone that compress() reduces."""
+    """DDP ignores the gradients that compress() reduces."""
     model = make_mlp()
     ignored = [name for name, _ in model.named_parameters() if name.startswith("0.")]
     DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, ignored)
@@ -524,7 +525,7 @@ def on_one_rank(rank: int):
     group = torch.distributed.new_group(timeout=datetime.timedelta(seconds=1))
     if rank == 0:
         tw.compress(make_mlp(), "int4", process_group=group)
-    else:  # a collective of another size, which Gloo ends a process for
+    else:  # a collective of another size, on which Gloo ends the process
         torch.distributed.all_reduce(torch.ones(100_000), group=group)
 
 
@@ -541,6 +542,6 @@ def test_the_public_names_fit_one_page():
 
 
 def test_importing_leaves_fsdp_out():
-    """It takes a second of every process, also of those that do not use it."""
+    """Importing FSDP takes a second per process, even in those that do not use it."""
     code = "import sys, thinwire.torch; sys.exit('torch.distributed.fsdp' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=HANG_S, check=False).returncode == 0

@@ -1,5 +1,5 @@
-"""Forms of models that compress() gets besides a bare one: wrapped once more, compiled, in parts,
-with parameters of another, under several optimizers, not made yet."""
+"""Forms of models that compress() accepts besides a plain one: wrapped once more, compiled, in
+parts, with another model's parameters, under several optimizers, not yet materialized."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def train(model, optimizers, rank: int, forward=None, steps: int = 4) -> None:
 
 
 def check_trained_as_one(model: torch.nn.Module, steps: int = 4) -> None:
-    """Two ranks have trained it as one process does that has the data of both."""
+    """Check that two ranks have trained the model like one process that has the data of both."""
     expected = make_mlp()
     optimizer = sgd(expected)
     for step in range(steps):
@@ -54,14 +54,14 @@ def twice(rank: int):
         with pytest.raises(thinwire.InvalidArgumentError, match=r"by compress\(model, codec='int8"):
             tw.compress(again)
     made.close()
-    tw.compress(other).close()  # which nobody else reduces now
+    tw.compress(other).close()  # nothing else reduces it now
 
     ddp = DistributedDataParallel(model)
     made = tw.compress(ddp)
     for again in (model, model[0], ddp):
         with pytest.raises(thinwire.InvalidArgumentError, match="of a DistributedDataParallel"):
             tw.compress(again)
-    tw.compress(DistributedDataParallel(model)).close()  # wrapped anew
+    tw.compress(DistributedDataParallel(model)).close()  # wrapped again
     made.close()
     tw.compress(model).close()
 
@@ -141,7 +141,7 @@ def of_shards(rank: int):
             tw.compress(model, codec, optimizer=optimizer)
     assert optimizer.param_groups[0]["momentum"] == 0.9
     optimizer = sgd(model)
-    tw.compress(model, optimizer=optimizer, **EXACT)  # which is left as it is
+    tw.compress(model, optimizer=optimizer, **EXACT)  # the weight stays as it is
     train(model, [optimizer], rank)
     check_trained_as_one(model)
 
@@ -167,7 +167,7 @@ def test_topk_over_replicas_leaves_momentum_to_the_optimizer():
 
 
 def one_graph(rank: int, when: str, optimized: bool):
-    """torch.compile(fullgraph=True) before compress() or after it, of the model or in place."""
+    """Call torch.compile(fullgraph=True) before compress() or after it, or compile in place."""
     model = make_mlp()
     optimizer = sgd(model)
     forward = model
@@ -195,7 +195,7 @@ def test_a_model_that_is_one_graph_goes_without_an_optimizer(when):
 
 
 def compiled_and_used(rank: int, policy: str, resets: bool):
-    """Dynamo does not look for hooks that a module got after its first compiled pass."""
+    """Dynamo does not see hooks that a module gets after its first compiled pass."""
     model = torch.nn.Linear(96, 10)
     model.load_state_dict({"weight": torch.eye(10, 96), "bias": torch.zeros(10)})
     optimizer = sgd(model)
@@ -274,7 +274,7 @@ def test_what_has_no_values_yet_is_told():
 
 
 def trained_later(rank: int, how: str):
-    """DDP reduces none of it, and each rank would train its own."""
+    """DDP does not reduce the parameter, so each rank would train its own."""
     model = make_mlp()
     if how == "thawed":
         model[0].weight.requires_grad_(False)
@@ -296,7 +296,7 @@ def test_a_parameter_that_ddp_does_not_reduce_is_told(how):
 
 
 class WithEmpty(torch.nn.Module):
-    """A model whose only bf16 parameter has no element."""
+    """A model whose only bf16 parameter has no elements."""
 
     def __init__(self) -> None:
         super().__init__()

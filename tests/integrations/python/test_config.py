@@ -1,4 +1,4 @@
-"""Argument > environment > default; a typo is never silent."""
+"""Arguments override environment variables, which override defaults. A typo is an error."""
 
 import re
 

@@ -37,7 +37,7 @@ def copied(rank: int, way: str):
     twin = WAYS[way](ddp)
     x = data(0, rank)
     assert torch.equal(twin(x), ddp(x))
-    train(ddp, 2, start=2)  # the original goes on
+    train(ddp, 2, start=2)  # the original still trains
     fresh = DistributedDataParallel(twin.module)
     again = compress(fresh, "int4", min_bytes=0)
     again.load_state_dict(state.state_dict())
@@ -110,7 +110,7 @@ def compiled_elsewhere(rank: int):
     exchange.reduce_gradients(named)
     old = exchange.state_dict()
     old["residuals"] = {f"_orig_mod.{name}": kept for name, kept in old["residuals"].items()}
-    exchange.load_state_dict(old)  # as it was saved before names were stripped
+    exchange.load_state_dict(old)  # as saved before names were stripped
     return names_of(optimizer.state_dict()["thinwire"]), names_of(exchange.state_dict())
 
 
@@ -130,7 +130,7 @@ def copied_module(rank: int, way: str, optimized: bool):
     model = make_mlp()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     state = compress(model, "int4", optimizer=optimizer if optimized else None, min_bytes=0)
-    WAYS[way](model)  # before the first step, too
+    WAYS[way](model)  # also before the first step
     for step in range(3):
         if step == 2:
             state.finish()
@@ -141,11 +141,11 @@ def copied_module(rank: int, way: str, optimized: bool):
         optimizer.step()
     x = data(0, rank)
     state.finish()
-    for name, value in twin.state_dict().items():  # the original has gone on alone
+    for name, value in twin.state_dict().items():  # only the original has trained on
         assert torch.equal(value, expected[name]) and not torch.equal(
             value, model.state_dict()[name]
         )
-    twin(x).square().mean().backward()  # on its own
+    twin(x).square().mean().backward()  # the copy trains alone
     compress(twin, "int4", min_bytes=0)
     twin(x).square().mean().backward()
     return [p.grad.sum().item() for p in twin.parameters()]

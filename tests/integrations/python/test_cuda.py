@@ -1,4 +1,4 @@
-"""Tensors on a GPU: the bits that the CPU gives, in stream order, without the host waiting."""
+"""Tensors on a GPU give the CPU's bits, in stream order, without making the host wait."""
 
 import pytest
 import thinwire.torch
@@ -39,7 +39,7 @@ def test_all_reduce_gives_the_cpu_bits(codec):
 
 
 class Given(torch.nn.Module):
-    """Its gradient is its input, exactly, on any device."""
+    """A module whose gradient is its input, exactly, on any device."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ def hook_without_waiting(rank: int):
     waits = []
 
     def spy(state, bucket):
-        torch.cuda.set_sync_debug_mode("error")  # raises where torch makes the host wait
+        torch.cuda.set_sync_debug_mode("error")  # raises if torch makes the host wait
         try:
             return thinwire.torch.hook(state, bucket)
         except RuntimeError as error:
@@ -102,7 +102,7 @@ def test_the_hook_does_not_wait_for_the_gpu():
 
 
 def busy_streams(rank: int):
-    """The gradient is still being made when the call comes, and on another stream."""
+    """The gradient is still being computed, on another stream, when all_reduce() is called."""
     results = []
     side = torch.cuda.Stream()
     for step in range(5):
@@ -139,7 +139,7 @@ def test_replicas_stay_identical(codec):
 
 
 def mixed(rank: int):
-    """Rank 0 on the GPU, rank 1 on the CPU."""
+    """Rank 0 is on the GPU, rank 1 on the CPU."""
     tensor = gradient(rank, 0, 50_000, torch.float32).to("cuda" if rank == 0 else "cpu")
     thinwire.torch.all_reduce(tensor, codec="int4")
     return tensor.cpu()

@@ -1,5 +1,5 @@
-"""Tensors on a GPU over NCCL. Ranks share the one GPU, which NCCL allows from 2.30 on. A rank by
-itself is no group and has no transport: bench/nccl_bench.cc exchanges with itself instead."""
+"""Tensors on a GPU over NCCL. The ranks share one GPU, which NCCL allows from 2.30 on. A group of
+one rank has no transport, so bench/nccl_bench.cc exchanges with itself instead."""
 
 import pytest
 import thinwire.torch
@@ -9,8 +9,8 @@ from models import data, digest, make_mlp, wrap
 from ranks import run
 from thinwire import _library, config, errors
 
-# Channels hold SMs of the GPU that all ranks share: with too many of them NCCL hangs. Its guide
-# allows no NVLS there. Ranks take turns on the GPU, so a run takes longer than on several.
+# Channels hold SMs of the GPU that all ranks share, and with too many of them NCCL hangs. NCCL's
+# guide forbids NVLS there. Ranks take turns on the GPU, so a run takes longer than on several.
 SHARING = {
     "NCCL_MULTI_RANK_GPU_ENABLE": "1",
     "NCCL_MAX_CTAS": "4",
@@ -21,7 +21,7 @@ TIMEOUT_S = 100.0
 
 
 def nccl_version() -> tuple[int, ...]:
-    """Empty if there is none."""
+    """Return NCCL's version; empty if there is none."""
     try:
         return tuple(
             int(part) for part in _library.nccl_version(config.nccl_library()).split(".")[:2]

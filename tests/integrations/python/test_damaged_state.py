@@ -1,5 +1,5 @@
-"""State dicts and state files that are not what was saved: a typed error that names what is wrong,
-and nothing of it is taken over."""
+"""State dicts and state files that are not what was saved: a typed error names the fault, and
+nothing is loaded."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def without(*path: str) -> Callable[[dict[str, Any]], None]:
 
 
 A = ("residuals", "a")
-# What is changed, and a word of the message.
+# The change, and a word of the message.
 DAMAGES: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
     **{f"no {key}": (without(key), key) for key in
        ("format", "codec", "world", "rank", "steps", "sparse", "residuals")},
@@ -94,7 +94,7 @@ def damaged_dicts(_rank: int) -> list[str]:
     exchange = trained()
     good, found = exchange.state_dict(), []
     for name, (change, word) in DAMAGES.items():
-        # Behind a parameter that is good, which must not be taken over either.
+        # Behind a good parameter, which must not be loaded either.
         bad = copy.deepcopy(good)
         bad["residuals"]["b"]["first"] += 1
         bad["residuals"] = {key: bad["residuals"][key] for key in ("b", "a")}
@@ -152,9 +152,9 @@ def test_ranks_of_no_one_run_are_refused(change, words):
 
 
 def mutated(content: bytes, chance: random.Random) -> bytes:
-    """Cut short, with a few bits flipped, bytes inserted, or a part overwritten by another."""
+    """Cut the content short, flip a few bits, insert bytes, or overwrite a part by another part."""
     way, bytes_ = chance.randrange(4), bytearray(content)
-    # Every other mutation is of the header, whose length is in the first 8 bytes.
+    # Half of the mutations are in the header, whose length is in the first 8 bytes.
     header = 8 + int.from_bytes(content[:8], "little")
     end = header if chance.random() < 0.5 else len(content)
     at = chance.randrange(end)

@@ -1,4 +1,4 @@
-"""DDP.join(): ranks with fewer batches than others."""
+"""DDP.join(): ranks with fewer batches than other ranks."""
 
 import pytest
 import thinwire.torch
@@ -30,4 +30,4 @@ def test_its_means_are_those_of_torch(by_initial, world):
     for got, expected in zip(ours, theirs, strict=True):
         torch.testing.assert_close(got[0], expected[0], rtol=1e-4, atol=1e-6)
     for _, weights in ours[1:]:
-        assert torch.equal(weights, ours[0][1])  # those that joined get the last one's
+        assert torch.equal(weights, ours[0][1])  # ranks that joined get the last rank's

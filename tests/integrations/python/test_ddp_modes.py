@@ -31,7 +31,7 @@ def test_no_sync_accumulates_and_sends_once():
 
 
 def uneven(rank: int, codec: str | None):
-    """Rank 1 has three steps more, in which rank 0 takes part for it."""
+    """Rank 1 has three steps more, in which rank 0 takes part as a joined rank."""
     model = make_mlp()
     ddp, state = wrap(model, codec)
     with ddp.join():
@@ -82,7 +82,7 @@ def test_unused_parameters_compressed():
 
 
 def predicted(rank: int, planned: bool):
-    model = Shuffled()  # whose buckets are other ones from the second step on
+    model = Shuffled()  # its buckets differ from the second step on
     ddp, state = wrap(model, "int4", bucket_cap_mb=0.05, planned=planned)
     train(ddp, 6)
     return digest(model), state.stats()["planned_chunks"]
@@ -109,7 +109,7 @@ def test_half_precision_models(dtype):
 
 
 def rebuild(rank: int):
-    """Second step with zero gradients: what comes out is the residuals' alone."""
+    """Make a second step with zero gradients: its result is the residuals alone."""
     model = Shuffled()
     ddp = DistributedDataParallel(model, bucket_cap_mb=0.03)
     layouts = []
@@ -171,7 +171,7 @@ def two_models(rank: int):
     wrapped = [wrap(model, codec)[0] for model, codec in zip(models, ("int4", "int8"), strict=True)]
     for step in range(5):
         losses = [ddp(data(step, rank)).square().mean() for ddp in wrapped]
-        sum(losses).backward()  # both at once
+        sum(losses).backward()  # both models at once
         with torch.no_grad():
             for p in (*models[0].parameters(), *models[1].parameters()):
                 p -= 0.05 * p.grad
@@ -208,7 +208,7 @@ def test_parameters_that_ddp_delays_are_told_apart():
 
 
 def one_after_another(rank: int, close: bool):
-    """(digest, descriptors and threads more after 20 rounds than after the first)"""
+    """Return (digest, increase of descriptors and threads from the first round to the 20th)."""
     used = []
     for _ in range(20):
         model = make_mlp()
@@ -227,5 +227,5 @@ def one_after_another(rank: int, close: bool):
 def test_states_come_and_go_without_leaks(close):
     first, second = run(one_after_another, close)
     assert first[0] == second[0]
-    # a leak of one a round would be 19; fewer are threads that are on their way out
+    # a leak of one per round would be 19; a few threads may still be ending
     assert max(first[1], second[1]) <= 8

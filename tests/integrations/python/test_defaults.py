@@ -1,4 +1,4 @@
-"""Defaults: the deadline and the host of torch's process group, and rules by structure."""
+"""Defaults: timeout and host come from torch's process group, rules from the model's structure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 def deadlines(rank: int):
     group = dist.new_group(timeout=datetime.timedelta(minutes=7))
-    dist.barrier()  # a rank that left at once would end the other's connecting
+    dist.barrier()  # a rank that leaves at once would end the other's connecting
     return Membership(group, "test").group().timeout_s, Membership(None, "test").group().timeout_s
 
 
@@ -28,7 +28,7 @@ def host(rank: int, port: int):
     store = dist.TCPStore("127.0.0.1", port, is_master=rank == 0)
     dist.destroy_process_group()
     dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
-    dist.barrier()  # a rank that left now would end the other's connecting
+    dist.barrier()  # a rank that leaves now would end the other's connecting
     return Membership(None, "test").group().host
 
 

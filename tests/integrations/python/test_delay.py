@@ -1,4 +1,4 @@
-"""compress(..., delay=1) against OD-SGD written down plainly, with the optimizer's local steps."""
+"""compress(..., delay=1) gives the weights of a plain OD-SGD with the optimizer's local steps."""
 
 import contextlib
 import copy
@@ -20,7 +20,7 @@ def gradients(model: torch.nn.Module, step: int, rank: int) -> list[torch.Tensor
 
 
 def od_sgd(steps: int, warm_up: int, rate) -> torch.nn.Module:
-    """The algorithm with all ranks in one process. rate: of a step."""
+    """Train by OD-SGD with all ranks in one process. rate(step): the step's learning rate."""
     model = make_mlp(seed=0)
     optimizer = torch.optim.SGD(model.parameters(), **SGD)
 
@@ -30,7 +30,7 @@ def od_sgd(steps: int, warm_up: int, rate) -> torch.nn.Module:
         optimizer.param_groups[0]["lr"] = lr
         optimizer.step()
 
-    local, late = None, None  # each rank's last gradient; the means not applied yet
+    local, late = None, None  # each rank's last gradient; the means that are not applied yet
     for step in range(steps):
         own = []
         for rank in range(WORLD):
@@ -56,7 +56,7 @@ def od_sgd(steps: int, warm_up: int, rate) -> torch.nn.Module:
 
 
 def delayed(rank: int, codec: str, warm_up: int, decay: bool, finish_each: bool = False):
-    model = make_mlp(seed=rank)  # rank 0's is taken
+    model = make_mlp(seed=rank)  # all ranks get rank 0's
     inner = torch.optim.SGD(model.parameters(), **SGD)
     schedule = torch.optim.lr_scheduler.StepLR(inner, 3, 0.5 if decay else 1.0)
     optimizer = Wrapped(inner, model, codec=codec, min_bytes=0, delay=1, warm_up_steps=warm_up)
@@ -69,7 +69,7 @@ def delayed(rank: int, codec: str, warm_up: int, decay: bool, finish_each: bool 
         apart.append(digest(model))
         if finish_each:
             optimizer.finish()
-    state = optimizer.state_dict()  # finishes
+    state = optimizer.state_dict()  # state_dict() calls finish()
     assert state["state"]
     optimizer.close()
     return [p.detach().clone() for p in model.parameters()], digest(model), apart
@@ -94,7 +94,7 @@ def test_replicas_differ_on_the_way_and_not_in_the_end(codec):
 
 
 def alike(rank: int, options: dict, delay: int):
-    """The weights after steps in which all ranks have the same batches."""
+    """Return the weights after steps in which all ranks have the same batches."""
     model = make_mlp(seed=0)
     inner = torch.optim.SGD(model.parameters(), lr=0.05, **options)
     optimizer = Wrapped(inner, model, codec="fp32", min_bytes=0, delay=delay)
@@ -144,7 +144,7 @@ def unused_then_used(rank: int):
         optimizer.step()
         if step == 2:
             optimizer.finish()
-            assert torch.equal(model[1].weight, before)  # no weight decay either
+            assert torch.equal(model[1].weight, before)  # nor weight decay
     optimizer.finish()
     assert not torch.equal(model[1].weight, before)
     return digest(model)
@@ -167,11 +167,11 @@ def refusals(rank: int):
     with pytest.raises(thinwire.InvalidArgumentError, match="delay=1"):
         optimizer.clip_grad_norm_(1.0)
     optimizer.step()
-    with pytest.raises(thinwire.InvalidArgumentError, match="no_sync"):  # of whoever is there first
+    with pytest.raises(thinwire.InvalidArgumentError, match="no_sync"):  # of the first rank
         loss_of(model, data(1, rank)).backward()
         loss_of(model, data(1, rank)).backward()
-    dist.barrier()  # the work in flight ends with whoever leaves first
-    with contextlib.suppress(thinwire.InvalidArgumentError):  # what was in flight ends the same way
+    dist.barrier()  # the work in flight ends when the first rank leaves
+    with contextlib.suppress(thinwire.InvalidArgumentError):  # pending work fails alike
         optimizer.close()
 
 

@@ -1,4 +1,4 @@
-"""The demo's parts; the whole of it is `make demo`."""
+"""The demo's parts. `make demo` runs all of it."""
 
 import gzip
 import json
@@ -40,7 +40,7 @@ train.main()
 @pytest.mark.slow
 @pytest.mark.skipif(not data.FOLDER.is_dir(), reason="needs dataset-fashion-mnist")
 def test_a_short_demo(tmp_path, monkeypatch, capsys):
-    """All but its network and most of the images."""
+    """Run all but the demo's network and most of the images."""
     program, printed = tmp_path / "few.py", []
     program.write_text(FEW_IMAGES)
 

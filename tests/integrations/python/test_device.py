@@ -1,4 +1,4 @@
-"""Communicators of a device, over the C interface, with CPU threads in the place of a GPU."""
+"""Communicators of a device, over the C interface. CPU threads stand in for a GPU."""
 
 import ctypes
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +16,7 @@ NUMEL = 50_000
 
 @pytest.fixture(scope="module")
 def stand_in():
-    """Allocates device memory: allocate(values) -> address; read(address) -> values."""
+    """Allocate device memory: allocate(values) -> address; read(address) -> values."""
     if not STAND_IN.is_file():
         pytest.skip(f"{STAND_IN} is not built")
     try:
@@ -27,7 +27,7 @@ def stand_in():
 
 
 class DeviceTable(ctypes.Structure):
-    """The front of DeviceApi (kernels/device_api.h)."""
+    """The first fields of DeviceApi (kernels/device_api.h)."""
 
     _fields_ = (
         ("version", ctypes.c_uint32),
@@ -46,7 +46,7 @@ class DeviceTable(ctypes.Structure):
 
 
 class StandIn:
-    """Calls the library's table: the entries that a test needs."""
+    """Calls the entries of the library's table that tests need."""
 
     def __init__(self) -> None:
         library = ctypes.CDLL(str(STAND_IN))
@@ -56,7 +56,7 @@ class StandIn:
         self._allocate = table.allocate
 
     def put(self, value: float) -> ctypes.Array:
-        """Device memory, as the host can see it here, of NUMEL floats."""
+        """Return device memory of NUMEL floats; here the host can read it."""
         address = ctypes.c_void_p()
         assert self._allocate(0, NUMEL * 4, ctypes.byref(address)) == 0
         floats = (ctypes.c_float * NUMEL).from_address(address.value)
@@ -89,7 +89,7 @@ def test_start_and_wait(stand_in):
         for _ in range(3):
             work = communicator.start(address, NUMEL, "float32", "mean", name="g")
             work.wait_stream(None)
-        communicator.all_reduce(address, NUMEL, "float32", "mean")  # its queue comes later
+        communicator.all_reduce(address, NUMEL, "float32", "mean")  # its queue is created later
         communicator.close()  # waits for the device
         return values[0], values[NUMEL - 1]
 

@@ -27,7 +27,7 @@ def stepped(exchange: tw.GradientExchange, rank: int, step: int) -> torch.Tensor
 
 
 def prepared(exchange: tw.GradientExchange) -> None:
-    """The momentum that is exchanged belongs to an optimizer."""
+    """The exchange owns an optimizer's momentum."""
     if exchange.config.momentum:
         exchange.take_momentum(torch.optim.SGD([torch.zeros(1)], lr=0.1), lambda _: None)
 
@@ -49,7 +49,7 @@ def load(rank: int, codec, folder: str):
 
 
 def owed(dicts: list[dict], name: str) -> torch.Tensor:
-    """The sum of residuals over all ranks, in units of a gradient."""
+    """Return the sum of residuals over all ranks, in units of a gradient."""
     kept = [(d["residuals"][name], d["world"]) for d in dicts if name in d["residuals"]]
     return sum(memory["first"] + world * memory["second"] for memory, world in kept)
 

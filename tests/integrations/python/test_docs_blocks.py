@@ -1,5 +1,5 @@
 """Every code block of README.md and docs/ is tried: Python on two ranks, C by the compiler, shell
-commands against the make targets and the command line that there are."""
+commands against the make targets and the command line."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from thinwire import cli
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGES = [ROOT / "README.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").rglob("*.md"))]
-# Pages whose blocks have a test of their own, which runs them as they build on one another.
+# Pages whose blocks build on one another. Tests of their own run these.
 ELSEWHERE = {
     "docs/how-to/migrate.md": "tests/integrations/python/test_migration.py",
     "docs/guides/add-a-framework.md": "tests/integrations/python/test_guide.py",
 }
-# The guides to change the library itself show parts of C++ files that are to be written.
+# Guides for changing the library show parts of C++ files that a reader is to write.
 SKETCHES = ("docs/guides/", "docs/decisions.md", "docs/architecture.md")
-# Drawings and texts, which nothing runs.
+# Drawings and texts, which are not code.
 INERT = {"mermaid", "{eval-rst}", "text"}
 OPTIONAL = ("lightning", "accelerate", "transformers", "ray", "torchft")
 
@@ -70,7 +70,7 @@ def test_a_page_that_is_tried_elsewhere_is_named_there(page):
     assert Path(page).name in (ROOT / ELSEWHERE[page]).read_text()
 
 
-# What the pages take for granted. Each block gets it anew.
+# Names that the pages' blocks assume. Each block gets fresh ones.
 PRELUDE = """
 import torch, torch.distributed as dist
 import thinwire.torch as tw
@@ -107,7 +107,7 @@ tensor = torch.ones(1000)
 
 
 def needs(block: Block) -> list[str]:
-    """Packages of frameworks that a block uses, also by names of its page's objects."""
+    """Return the frameworks that a block uses, also by the names of its page's objects."""
     return [each for each in OPTIONAL if re.search(rf"\bthinwire\.{each}\b|\b{each}\.", block.text)]
 
 
@@ -116,7 +116,7 @@ def is_program(block: Block) -> bool:
 
 
 def is_excerpt(block: Block) -> bool:
-    """Shows lines of a program in integrations/examples, which needs a framework."""
+    """Return whether the block is from a program in integrations/examples with a framework."""
     return bool(needs(block)) or "ray.train" in block.text
 
 
@@ -124,7 +124,7 @@ def run_in_rank(rank: int, text: str, name: str, folder: str) -> str:
     import torch.distributed as dist
 
     os.chdir(folder)
-    os.environ.update(  # torchrun's
+    os.environ.update(  # torchrun's variables
         RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", LOCAL_WORLD_SIZE="2",
         MASTER_ADDR="127.0.0.1", MASTER_PORT="29500",
     )  # fmt: skip
@@ -136,12 +136,12 @@ def run_in_rank(rank: int, text: str, name: str, folder: str) -> str:
     with contextlib.redirect_stdout(printed):
         exec(compile(text, name, "exec"), namespace)
         made = namespace.get("c")
-        if made is not None:  # what was compressed trains
+        if made is not None:  # train with what the block compressed
             uses_ddp = "compress(ddp" in text
             namespace["train"](namespace["ddp" if uses_ddp else "model"])
             assert made.stats()["steps"] >= 3
             made.close()
-        if "make" in namespace:  # in a file of its own, as `thinwire advise` imports it
+        if "make" in namespace:  # `thinwire advise` imports it from its own file
             alone: dict = {}
             exec(text, alone)
             _, _, forward_and_backward = alone["make"]()
@@ -169,7 +169,7 @@ def test_a_python_program_runs_on_two_ranks(block, tmp_path):
 
 @pytest.mark.parametrize("block", [b for b in of("python") if is_excerpt(b)], ids=str)
 def test_an_excerpt_is_of_a_program_that_is_run(block):
-    """Programs that need a framework: `make test-frameworks` runs these files."""
+    """`make test-frameworks` runs these programs, which need a framework."""
     files = (ROOT / "integrations" / "examples").glob("*.py")
     programs = [re.sub(r"\s+", "", file.read_text()) for file in files]
     lines = [re.sub(r"\s+", "", line.partition("  #")[0]) for line in block.text.splitlines()]
@@ -215,7 +215,7 @@ def check_command(words: list[str]) -> None:
     if first == "make":
         assert set(rest) <= TARGETS, f"no make target {rest}"
     elif first == "thinwire":
-        cli._parser().parse_args(rest)  # a SystemExit where it knows a word not
+        cli._parser().parse_args(rest)  # SystemExit on an unknown word
     elif first in STARTERS:
         if "thinwire" in rest:
             check_command(rest[rest.index("thinwire") :])

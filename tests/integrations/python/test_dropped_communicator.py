@@ -1,5 +1,5 @@
-"""A communicator that nobody closes ends by itself: once nobody has it, after what is in flight,
-and when the interpreter ends."""
+"""A communicator that is not closed ends by itself: when the last reference goes, after the work in
+flight, and at the interpreter's exit."""
 
 import gc
 import os
@@ -16,12 +16,12 @@ from ranks import run, run_scripts
 from thinwire.comm import Communicator
 from thinwire.config import Config
 
-NUMEL = 300_000  # some chunks
+NUMEL = 300_000  # several chunks
 DEADLINE_S = 200.0
 
 
 def pair(group: str) -> list[Communicator]:
-    """Both ranks of a group in this process."""
+    """Return both ranks of a group in this process."""
     ranks: list[Communicator | None] = [None, None]
     config = Config(codec="int8", local_group=group, timeout_s=DEADLINE_S)
 
@@ -44,7 +44,7 @@ def threads() -> int:
 
 
 def await_threads(count: int) -> None:
-    """Threads that were joined are gone from /proc a moment later."""
+    """Wait for threads to go: joined threads leave /proc a moment later."""
     end = time.monotonic() + DEADLINE_S
     while threads() > count:
         assert time.monotonic() < end, f"{threads() - count} threads are left"
@@ -80,7 +80,7 @@ def test_what_is_in_flight_keeps_it():
     start(second, tensors[1]).wait()
     work.wait()
     assert all(np.abs(tensor - 2).max() < 0.05 for tensor in tensors)
-    assert kept() is None  # a work that was waited for keeps nothing
+    assert kept() is None  # a work that was waited for keeps nothing alive
 
 
 def test_a_bucket_keeps_it_and_is_refused_after_its_close():
@@ -100,7 +100,8 @@ def test_a_bucket_keeps_it_and_is_refused_after_its_close():
 
 
 def drop(rank: int, folder: str) -> tuple[int, int]:
-    """Threads of torch's face of it, before and after."""
+    """Return the number of threads before and during the use of a torch Communicator. It must fall
+    again afterwards."""
     from thinwire.torch.advanced import Communicator
 
     def use() -> int:

@@ -1,4 +1,4 @@
-"""Works that nobody waits for, as after the first of several has failed, leave nothing behind."""
+"""Works that are never waited for, as after a failure of an earlier one, leave nothing behind."""
 
 import numpy as np
 from memory import bytes_in_use

@@ -1,5 +1,5 @@
 """integrations/examples: eight programs that differ from their uncompressed twins by one line and
-its import. Both learn on two ranks, and the compressed one encodes what it sends."""
+its import. Both twins learn on two ranks, and the compressed one encodes what it sends."""
 
 import importlib.util
 import os
@@ -13,14 +13,14 @@ import pytest
 from ranks import run_program
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "integrations" / "examples"
-# What a line with the mark takes the place of stands behind `was:`.
+# A mark may give the line that the marked line replaces, after `was:`.
 MARK = re.compile(r"^(?P<indent> *)(?P<line>.*?)  # thinwire(?:, was: (?P<was>.*))?$")
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 
 
 class Example(NamedTuple):
     program: str
-    package: str = "torch"  # that it needs
+    package: str = "torch"  # the package that it needs
     launcher: tuple[str, ...] = TORCHRUN
 
     def __str__(self) -> str:
@@ -51,8 +51,8 @@ def marked(example: Example) -> list[re.Match]:
 
 
 def without_thinwire(example: Example) -> str:
-    """The twin: without the marked lines, or with what they take the place of. Its docstring goes,
-    since that speaks of thinwire."""
+    """Return the twin: without the marked lines, or with the lines that they replace. The docstring
+    is dropped, since it describes thinwire."""
     lines = []
     for line in text_of(example).partition('"""\n\n')[2].splitlines():
         found = MARK.match(line)
@@ -91,7 +91,7 @@ def loss_of(example: Example, program: Path, folder: Path, environment: dict[str
 
 @pytest.mark.parametrize("example", RUN)
 def test_a_program_learns_and_sends_int4(example, tmp_path):
-    """A trace has the codec's stages: somebody compressed, and each rank did."""
+    """A trace has the codec's stages if a rank compressed, and each rank did."""
     program = EXAMPLES / f"{example.program}.py"
     trace = {
         "THINWIRE_TRACE": str(tmp_path / "trace.json"),
@@ -114,8 +114,8 @@ def test_the_twin_learns(example, tmp_path):
     assert not list(tmp_path.glob("trace*"))
 
 
-# The twins again, with one word changed, or one line before a framework that knows torch's own
-# backends alone; before torch 2.14 with an import as well.
+# The twins again, with one word changed, or with one more line before a framework that accepts only
+# torch's own backends. Before torch 2.14 there is an import too.
 _LIGHTNING = 'DDPStrategy(process_group_backend="thinwire")'
 _BEFORE = 'torch.distributed.init_process_group("thinwire")\n'
 ONE_WORD = {

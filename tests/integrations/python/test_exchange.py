@@ -21,7 +21,8 @@ def wrapped_by(state: State) -> DistributedDataParallel:
 
 
 def made_early(rank: int, folder: str):
-    """Training with states made before the process group, and the usual way; bits of both."""
+    """Train with states made before the process group and with others made after it, and return the
+    digests of both."""
     dist.destroy_process_group()
     early, second = State("int4", min_bytes=0), State("int8", min_bytes=0)
     dist.init_process_group("gloo", init_method=f"file://{folder}/again", rank=rank, world_size=2)
@@ -43,7 +44,7 @@ def test_a_state_made_before_the_process_group_trains_as_usual(tmp_path):
 
 
 def made_in_two_orders(rank: int, folder: str):
-    """States made before the group join in the order of first use, not in that of making."""
+    """States made before the group join in the order of first use, not of construction."""
     dist.destroy_process_group()
     states = {codec: State(codec, min_bytes=0) for codec in ("int4", "int8")[:: 1 - 2 * rank]}
     dist.init_process_group("gloo", init_method=f"file://{folder}/again", rank=rank, world_size=2)
@@ -128,7 +129,7 @@ def test_momentum_must_be_taken_first():
 
 
 def resumed(rank: int):
-    """Six steps in one go, and three and three over a checkpoint into another exchange."""
+    """Train six steps at once, and three and three with a checkpoint into another exchange."""
     digests = []
     for cuts in ([6], [3, 3]):
         model = make_mlp()
@@ -155,7 +156,7 @@ def test_a_checkpoint_resumes_bit_by_bit():
 
 
 def absent(rank: int):
-    """Rank 1 has no gradient in the second step: its residual waits, and zeros count."""
+    """Rank 1 has no gradient in the second step: its residual stays unchanged, and zeros count."""
     weight = torch.nn.Parameter(torch.zeros(3000))
     exchange = GradientExchange("int4", min_bytes=0)
     exchange_of = {"w": weight}
@@ -165,7 +166,7 @@ def absent(rank: int):
     weight.grad = None if rank == 1 else torch.ones(3000)
     exchange.reduce_gradients(exchange_of)
     after = exchange.state_dict()["residuals"]["w"]["first"]
-    # The shard that rank 1 owns is reduced unquantised there and has no residual.
+    # Rank 1 reduces its own shard unquantised, so that shard has no residual.
     return torch.equal(before, after), before.any().item(), weight.grad.mean().item()
 
 
@@ -263,17 +264,16 @@ def failing(rank: int):
     for _ in range(2):
         with pytest.raises(thinwire.Error):
             exchange.reduce_gradients(weights)
-    dist.barrier()  # rank 1 does not help by leaving
+    dist.barrier()  # rank 1 must not end rank 0's step by leaving
     return True
 
 
 def test_a_failure_on_one_rank_ends_the_step_on_all():
-    assert run(failing) == [True, True]  # sooner than by the exchange's timeout
+    assert run(failing) == [True, True]  # before the exchange's timeout
 
 
 def buckets_before(rank: int):
-    """A step with a bucket that comes never again, as a first one under DDP, before steps that
-    repeat."""
+    """The first step has a bucket that never comes again, as DDP's may. Later steps repeat."""
     exchange = GradientExchange("int4", min_bytes=0, planned=True)
     names = ("once", "always")
     buckets = {n: exchange.bucket(n, [(n, 5000)], torch.float32) for n in names}

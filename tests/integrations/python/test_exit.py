@@ -1,5 +1,5 @@
-"""The end of a script with work in flight: a normal exit drains it, an exit on an exception aborts
-the group and says why."""
+"""The end of a script with work in flight: a normal exit drains the work; an exit on an exception
+aborts the group and gives the reason."""
 
 from typing import NamedTuple
 
@@ -8,7 +8,7 @@ from ranks import run_scripts
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("script_exits")]
 
-# What uses memory after it was freed finds it overwritten, and does not go on by luck.
+# Use of freed memory finds it overwritten, instead of working by luck.
 OVERWRITE_FREED = {
     "MALLOC_PERTURB_": "165", "GLIBC_TUNABLES": "glibc.malloc.tcache_count=0",
 }  # fmt: skip
@@ -80,8 +80,8 @@ class Exited(NamedTuple):
 
 @pytest.fixture(scope="module")
 def exits(tmp_path_factory) -> dict[tuple[str, int], Exited]:
-    """By end and rank. All are of one interpreter, which has imported torch when it forks them, and
-    end as scripts do."""
+    """Return how ranks ended, by (end, rank). One interpreter, which has imported torch, forks them
+    all, and they end like scripts."""
     folder = tmp_path_factory.mktemp("exits")
     [parent] = run_scripts(SCRIPT, str(folder), *ENDS, world=1, environment=OVERWRITE_FREED)
     assert parent.returncode == 0, parent.stderr
@@ -225,6 +225,7 @@ os._exit(0)
     ("keeper", "answers"), ("keeper", "stays silent"),
 ])  # fmt: skip
 def test_threads_that_wait_for_a_peer_neither_abort_nor_keep_the_exit(user, answers):
-    """A future of a receive, Horovod's exact collectives, and the groups that a state has left."""
+    """The threads wait in a future of a receive, in Horovod's exact collectives, and in groups that
+    a state has left."""
     first, _ = run_scripts(BUSY_THREADS, user, answers)
     assert first.returncode == 3, first.stderr

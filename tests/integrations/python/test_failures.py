@@ -1,4 +1,4 @@
-"""Errors are typed, name rank and fix, come on every rank, and come within the deadline."""
+"""Errors are typed, name the rank and a fix, reach every rank, and come within the deadline."""
 
 import os
 import signal
@@ -13,8 +13,8 @@ from models import data, make_mlp, train, wrap
 from ranks import outcomes_of, run
 from thinwire.torch import State, all_reduce, compress, hook
 
-TIMEOUT_S = 12.0  # what comes before takes less, and a quarter of it is a standstill
-LONG_S = 100.0  # where nothing is to time out, also on a machine that stands still for a while
+TIMEOUT_S = 12.0  # longer than all before the error; a quarter of it counts as a standstill
+LONG_S = 100.0  # for tests without a timeout, even if the machine stands still for a while
 
 
 def other_codec(rank: int):
@@ -51,7 +51,7 @@ def wait_for(file: Path) -> None:
 
 
 def missing_call(rank: int, failed: Path):
-    """Rank 1 calls nothing until rank 0 has failed."""
+    """Rank 1 makes no call until rank 0 has failed."""
     model = make_mlp()
     ddp, _ = wrap(model, "int4", timeout_s=TIMEOUT_S)
     train(ddp, 3)
@@ -82,7 +82,7 @@ def test_a_rank_that_does_not_come():
 
 
 def lose_peer(rank: int) -> str:
-    """What rank 0 is told. A deadline that passes before is another error."""
+    """Return rank 0's error message. Passing the deadline first would be another error."""
     ddp, _ = wrap(make_mlp(), "int4", timeout_s=LONG_S)
     train(ddp, 3)
     dist.barrier()
@@ -106,8 +106,8 @@ def test_a_killed_peer():
 
 
 def lose_stopped_rank(rank: int, stopped: int, failed: Path):
-    """The error of a step, and after how many seconds it came. One rank is stopped until the others
-    have had theirs."""
+    """Return the error of a step and the seconds until it. One rank is stopped until the others
+    have their errors."""
     ddp, _ = wrap(make_mlp(), "int4", timeout_s=TIMEOUT_S)
     train(ddp, 3)
     pids = [None] * dist.get_world_size()
@@ -134,7 +134,7 @@ def test_a_stopped_rank_is_named_and_is_told_so(stopped, tmp_path):
         message, seconds = outcome.value
         assert f"rank {stopped}" in message
         assert (f"rank {stopped} itself was stopped for" in message) == (rank == stopped), message
-        # Not before the deadline of the rank that began first, which tells the others.
+        # Not before the deadline of the rank that began first and that tells the others.
         assert rank == stopped or seconds > TIMEOUT_S - 0.5
 
 
@@ -224,7 +224,7 @@ def test_a_rank_that_closes_early_is_named():
 
 def test_using_a_state_needs_a_process_group():
     state = State("int4")
-    for _ in range(2):  # it says so each time, and does not stay failed
+    for _ in range(2):  # the error comes each time, and the state does not stay failed
         with pytest.raises(thinwire.InvalidArgumentError, match="init_process_group"):
             assert state.rank
     with pytest.raises(thinwire.InvalidArgumentError, match="init_process_group"):
@@ -233,7 +233,7 @@ def test_using_a_state_needs_a_process_group():
 
 
 def leave_with_work_in_flight(rank: int):
-    """Rank 1 never answers, and rank 0 leaves without waiting."""
+    """Rank 1 never calls, and rank 0 leaves without waiting."""
     if rank == 0:
         all_reduce(torch.ones(4))
         all_reduce(torch.ones(100_000), name="x", async_op=True)

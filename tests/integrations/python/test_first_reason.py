@@ -1,5 +1,5 @@
-"""The first reason of a failure wins: every rank says it at the first backward, whichever bucket it
-came from."""
+"""The first reason of a failure wins: every rank raises it in the first backward pass, whichever
+bucket caused it."""
 
 import pytest
 import thinwire
@@ -25,11 +25,11 @@ class Tail(torch.nn.Module):
 
 
 def one_backward(rank: int, guilty: tuple[int, ...], kind: str):
-    """The error of the first backward and of the second."""
+    """Return the errors of the first backward pass and of the second."""
     dtype = {"sparse": torch.float32, "float64": torch.bfloat16}[kind]
     if rank in guilty and kind == "float64":
         dtype = torch.float64
-    # Ranks may have other dtypes here, so DDP must not broadcast the parameters.
+    # Ranks may have different dtypes here, so DDP must not broadcast the parameters.
     ddp = DistributedDataParallel(Tail(kind == "sparse", dtype), init_sync=False)
     ddp.register_comm_hook(State("int4", min_bytes=0, timeout_s=100), hook)
     errors = []
@@ -78,7 +78,7 @@ def test_a_known_model_is_checked_before_any_backward():
 
 
 class Tables(torch.nn.Module):
-    """Makes sparse gradients when told to, in a way that no check at the start can foresee."""
+    """Makes sparse gradients if `sparse` is set, which no check at the start can foresee."""
 
     sparse = False
 
@@ -94,7 +94,7 @@ class Tables(torch.nn.Module):
 
 
 def late_sparse(rank: int):
-    """The last bucket of a backward is refused on one rank after another one has been sent."""
+    """One rank refuses the last bucket of a backward pass, after another bucket has been sent."""
     model = Tables()
     optimizer = Wrapped(
         torch.optim.SGD(model.parameters(), lr=0.1), model, codec="int4", min_bytes=0, timeout_s=100

@@ -1,4 +1,4 @@
-"""The flight recorder from Python: who waits for whom, and the last events of a failed group."""
+"""The flight recorder from Python: which rank waits for which, and a failed group's last events."""
 
 import pytest
 import torch

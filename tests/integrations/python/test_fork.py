@@ -1,5 +1,5 @@
-"""Forked children of a rank: they can't take part, and their parent must not notice that they
-tried. DataLoader's workers are such children."""
+"""Forked children of a rank, such as DataLoader's workers, cannot take part, and their attempts
+must not disturb their parent."""
 
 import atexit
 import gc
@@ -20,7 +20,7 @@ CHILD_S = 100  # after which a child that hangs is killed
 
 
 def in_child(body) -> int:
-    """The exit code of a forked child that runs `body` and ends as a script does."""
+    """Run `body` in a forked child that ends like a script, and return its exit code."""
     child = os.fork()
     if child == 0:
         signal.alarm(CHILD_S)
@@ -35,7 +35,7 @@ def in_child(body) -> int:
 
 
 def expect_refusals(state) -> None:
-    """Everything that would send, or wait for a thread."""
+    """Check that every call that would send, or wait for a thread, is refused."""
     calls = {
         "all_reduce": lambda: all_reduce(torch.ones(4)),
         "a named one": lambda: all_reduce(torch.ones(100_000), name="x"),

@@ -1,4 +1,4 @@
-"""FORMAT.md suffices: a decoder that was written from it alone decodes every golden file."""
+"""FORMAT.md is complete: a decoder written only from it decodes every golden file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ELEMENTS = 2500
 
 
 def _spec_of(path: Path) -> str:
-    """int8_block_128.bin holds int8:block=128."""
+    """Return the codec of a file: int8_block_128.bin holds int8:block=128."""
     name, *words = path.stem.split("_")
     pairs = zip(words[::2], words[1::2], strict=True)
     return ":".join(filter(None, [name, ",".join("=".join(pair) for pair in pairs)]))
@@ -29,7 +29,8 @@ def test_every_codec_has_a_golden_file() -> None:
 
 @pytest.mark.parametrize("spec", SPECS)
 def test_a_golden_file_decodes(spec: str) -> None:
-    """To what the library makes of it, to the bit, and to the input less the residual."""
+    """The decoder gives the library's values bit for bit. They are the input plus the old residual,
+    less the new one, up to rounding."""
     data = SPECS[spec].read_bytes()
     wire, left = (
         data[: -4 * ELEMENTS],

@@ -1,5 +1,5 @@
-"""FSDP2 with compressed reduce-scatters, on the CPU over gloo. Checkpoints, gathers and replicas
-have files of their own."""
+"""FSDP2 with compressed reduce-scatters, on the CPU over Gloo. Checkpoints, gathers and replicas
+have their own files."""
 
 import pytest
 import thinwire
@@ -22,8 +22,8 @@ def one_step(rank: int, codec, dtype: torch.dtype | None, factor: float | None):
     return gradients(model), None if state is None else state.stats()
 
 
-# The largest error of a gradient, relative to its largest element, where a rank's own gradient may
-# be twice the mean of all: nearest rounding to scale / 2, with scale = largest / 127 or / 7.
+# The largest error of a gradient, relative to its largest element, if a rank's own gradient may be
+# twice the mean: rounding by scale / 2, with scale = largest / 127 or / 7.
 TOLERANCE = {"fp32": 1e-6, "int8": 2.1 / 254, "int4": 2.1 / 14}
 
 
@@ -46,7 +46,7 @@ def test_gradients_are_the_mean_of_all_ranks(codec, world):
     [(torch.float16, None), (torch.bfloat16, None), (None, 2.0), (None, 8.0), (torch.float16, 4.0)],
 )
 def test_every_operation_of_fsdp(dtype, factor):
-    """AVG, pre-divided SUM of fp16, and PREMUL_SUM, which gloo itself does not have."""
+    """AVG, pre-divided SUM of fp16, and PREMUL_SUM, which Gloo itself does not support."""
     plain, _ = run(one_step, None, None, None, world=2)[0]
     scale = 2 / factor if factor else 1.0
     for found, _ in run(one_step, "fp32", dtype, factor, world=2):
@@ -56,7 +56,7 @@ def test_every_operation_of_fsdp(dtype, factor):
 
 
 def feedback(rank: int):
-    """Second step with zero gradients: what comes out is the residuals' alone."""
+    """Make a second step with zero gradients: its result is the residuals alone."""
     model, state = sharded("int4")
     loss_of(model, 0, rank).backward()
     kept = state.state_dict()["residuals"]
@@ -114,7 +114,7 @@ def without_gradients(rank: int, codec):
     model, state = sharded(codec, spare=True)
     seen = []
     for step in range(4):
-        model.skip = step % 2 == 1  # the same on every rank, as FSDP2 wants it
+        model.skip = step % 2 == 1  # equal on every rank, as FSDP2 requires
         model.zero_grad()
         if state is not None and step == 1:
             with pytest.warns(UserWarning, match="parameters have no gradient"):
@@ -145,7 +145,7 @@ def test_parameters_without_gradients_are_told():
 
 
 def unused(rank: int):
-    """Every second step leaves a part of the root's parameters out."""
+    """Leave a part of the root's parameters out of every second step."""
     model, state = sharded("int8", spare=True)
     seen = []
     for step in range(4):
@@ -170,7 +170,7 @@ def test_parameters_without_gradients_go_compressed_as_zeros():
                 assert is_unused == (step % 2 == 1 and name.startswith("spare"))
                 exact = torch.zeros(()) if is_unused else plain[step][name]
                 size = plain[step - is_unused][name].abs().max()
-                assert (gradient - exact).abs().max() <= 0.02 * size  # a residual may come with it
+                assert (gradient - exact).abs().max() <= 0.02 * size  # a residual may be added
 
 
 def refused(rank: int):
@@ -212,11 +212,11 @@ def compressed_twice(rank: int):
     for part in (model, model.layers[1]):
         with pytest.raises(thinwire.InvalidArgumentError, match="compressed already, by a comp"):
             compress(part, "int8")
-    loss_of(model, 0, rank).backward()  # the first one goes on
+    loss_of(model, 0, rank).backward()  # the first model still trains
     after_refusal = first.stats()["steps"]
     first.close()
     second = compress(model, "int8")
-    first.close()  # has nothing to do with the second
+    first.close()  # unrelated to the second model
     with pytest.raises(thinwire.InvalidArgumentError, match="of 'model' are compressed"):
         compress(model)
     loss_of(model, 1, rank).backward()
@@ -242,7 +242,7 @@ def test_options_that_differ_between_ranks_are_a_mismatch_on_every_rank():
 def evaluated_before(rank: int):
     model, _ = sharded(None)
     with torch.no_grad():
-        loss_of(model, 0, rank)  # which leaves the root's parameters unsharded
+        loss_of(model, 0, rank)  # it leaves the root's parameters unsharded
     state = compress(model, "int4")
     train(model, 2, rank)
     return state.stats()["steps"]

@@ -1,4 +1,4 @@
-"""codec="auto" under FSDP2: codecs take turns, and all ranks take the same one in the end."""
+"""codec="auto" under FSDP2 tries codecs in turn, and all ranks choose the same one in the end."""
 
 import contextlib
 import random
@@ -19,7 +19,7 @@ from torch.distributed.fsdp import fully_shard
 
 ALL = ["fp32", "bf16", "int8", "int4"]
 EVEN = dict.fromkeys(ALL, 1.0)
-LONGEST = auto._WARM_UP + auto._TURNS * auto._TURN  # steps until the codec is decided on
+LONGEST = auto._WARM_UP + auto._TURNS * auto._TURN  # steps until the codec is chosen
 
 
 # The first four rounds of four codecs.
@@ -32,8 +32,8 @@ ORDERS = [
 
 
 def chosen(rank: int, seconds: list[dict[str, float]], options: dict, noise: float):
-    """seconds: of a step, by rank and codec; noise: of the clock, another on each rank. Trains
-    until the choice has been made, and a step."""
+    """Train until the choice has been made, and one step more. seconds: per step, by rank and
+    codec; noise: of the clock, different on each rank."""
     model, state = sharded("auto", **options)
     now, dice = 0.0, random.Random(rank)
 
@@ -57,7 +57,7 @@ def chosen(rank: int, seconds: list[dict[str, float]], options: dict, noise: flo
     ("seconds", "noise", "codec"),
     [
         ([EVEN | {"int8": 0.5, "int4": 0.4}] * 2, 0.0, "int4"),
-        ([EVEN | {"int8": 0.405, "int4": 0.4}] * 2, 0.0, "int8"),  # the more accurate of equals
+        ([EVEN | {"int8": 0.405, "int4": 0.4}] * 2, 0.0, "int8"),  # more accurate
         ([{"fp32": 1.0, "bf16": 1.1, "int8": 1.2, "int4": 1.3}] * 2, 0.0, "fp32"),
         # The slowest rank counts: with int4 rank 1 would hold up the others.
         ([EVEN | {"int8": 0.5, "int4": 0.1}, EVEN | {"int8": 0.5, "int4": 2.0}], 0.0, "int8"),
@@ -69,17 +69,17 @@ def test_the_fastest_codec_stays_on_all_ranks(seconds, noise, codec):
     assert used == also and used[-1] == codec
     rounds = [codec for order in ORDERS for codec in order for _ in range(auto._TURN)]
     assert used[: auto._WARM_UP + len(rounds)] == ["fp32"] * auto._WARM_UP + rounds
-    assert sessions == 3  # before, during and after the turns: a turn costs no connection
+    assert sessions == 3  # before, during and after the turns; a turn makes no new connection
     assert stats["steps"] == len(used) and stats["exact_reductions"] == 0
     assert {row["codec"] for row in stats["parameters"]} == {codec}
-    assert residuals["layers.0.weight"]["first"].any()  # what int4 left is carried on
+    assert residuals["layers.0.weight"]["first"].any()  # int4's residual is kept
     for name, parameter in first.items():
         assert torch.equal(parameter, second[name])
 
 
 def decided(true: dict[str, float], step_s: Callable[[int, float], float]) -> str:
-    """The codec that AutoCodec decides on. true: seconds of a step by codec. step_s(number of the
-    step, true seconds): those that are measured."""
+    """Return the codec that AutoCodec chooses. true: seconds per step by codec. step_s(step number,
+    true seconds): the measured seconds."""
     chooser = auto.AutoCodec(config.resolve(codec="auto"), None)
     chooser.try_each(ALL)
     codec, now, step = chooser.config.codec, 0.0, 0
@@ -103,7 +103,7 @@ def one_rank(monkeypatch):
 @pytest.mark.parametrize("start", range(0, LONGEST // 2, 3))
 @pytest.mark.parametrize("length", [6, 24])
 def test_a_busy_moment_decides_nothing(one_rank, start, length):
-    """All steps of up to six turns take three times as long."""
+    """The steps of up to six turns take three times as long."""
     busy = range(start, start + length)
     true = EVEN | {"int4": 0.7}
     assert decided(true, lambda n, s: s * (3 if n in busy else 1)) == "int4"
@@ -116,8 +116,8 @@ def test_a_drift_favours_no_codec(one_rank, at_the_end):
 
 
 class Busy:
-    """The time of a step on a machine with other users: 6 % of noise, a step in 30 that takes up to
-    three times as long, and 5 % of busy time in stretches of 20 steps."""
+    """Returns the time of a step on a machine with other users: 6 % noise, one step in 30 takes up
+    to three times as long, and 5 % of the time is busy, in stretches of 20 steps."""
 
     def __init__(self, seed: int) -> None:
         self._dice, self._busy = random.Random(seed), False
@@ -139,7 +139,7 @@ class Busy:
     ],
 )
 def test_on_a_busy_machine_it_is_near_the_best_codec(one_rank, true):
-    """Within 5 % of the best codec in 95 of 100 runs, and not 2 % slower than fp32 in 99."""
+    """95 of 100 choices are within 5 % of the best codec, 99 at most 2 % slower than fp32."""
     taken = [true[decided(true, Busy(seed))] for seed in range(100)]
     assert sum(min(true.values()) / each >= 0.95 for each in taken) >= 95
     assert sum(each <= 1.02 * true["fp32"] for each in taken) >= 99
@@ -157,7 +157,7 @@ def test_without_residuals_no_codec_is_tried_that_needs_them(options):
 
 
 def taking_turns(rank: int):
-    """Reduce-scatters of one bucket by several codecs of one session."""
+    """Reduce one bucket by several codecs of one session in turn."""
     numel = 2 * 3000
     exchange = GradientExchange("auto")
     exchange.try_codecs(ALL)
@@ -187,7 +187,7 @@ def taking_turns(rank: int):
     exchange.wait(exchange.submit(bucket, torch.ones(numel), result))
     exchange.end_step()
     exchange.between_steps(torch.device("cpu"))
-    assert exchange.codec == "int4"  # what was measured before says little about the new group
+    assert exchange.codec == "int4"  # measurements of the old group do not apply to the new one
 
 
 def test_codecs_that_take_turns_share_the_residuals():
@@ -195,7 +195,7 @@ def test_codecs_that_take_turns_share_the_residuals():
 
 
 def measured(rank: int):
-    """With the machine's own clock."""
+    """Train with the machine's own clock."""
     model, state = sharded("auto")
     train(model, LONGEST + 1, rank)
     return state.exchange.codec, weights(model)
@@ -224,7 +224,7 @@ def test_where_it_can_not_be_is_said():
 
 def lost(rank: int):
     def no_answer(*_):
-        raise RuntimeError("Connection closed by peer")  # as torch's collectives say it
+        raise RuntimeError("Connection closed by peer")  # as torch's collectives raise it
 
     auto.worst_of_ranks = no_answer
     model, _ = sharded("auto")

@@ -71,7 +71,7 @@ def test_a_checkpoint_goes_into_another_world(tmp_path):
 
 
 def computed(model: torch.nn.Module, rank: int) -> torch.Tensor:
-    """Return what the next forward pass has as the weight of the first layer."""
+    """Return the weight of the first layer that the next forward pass uses."""
     seen = []
     layer = model.layers[0]
     handle = layer.register_forward_pre_hook(lambda *_: seen.append(layer.weight.detach().clone()))
@@ -88,9 +88,10 @@ def saved_with_references(rank: int, folder: str):
 
 
 def goes_on(rank: int, folder: str, kept: dict, source: str):
-    """The state dict after loading, and the weights of the next forward pass."""
+    """Return the loaded residuals, the next forward pass's weight, and the count of exact
+    gathers."""
     model, state = sharded("int4", gather="int4")
-    computed(model, rank)  # it has references of its own by now
+    computed(model, rank)  # makes references of its own
     model.reshard()
     with torch.no_grad():
         for name, p in model.named_parameters():
@@ -109,7 +110,7 @@ def goes_on(rank: int, folder: str, kept: dict, source: str):
 
 
 def references(ranks: list[dict]) -> dict[str, torch.Tensor]:
-    """Whole ones, from all ranks' residuals."""
+    """Return whole references, from all ranks' residuals."""
     sizes = {name: p.numel() for name, p in Net().named_parameters()}
     return {
         name: torch.cat([rank[name]["first"] for rank in ranks])[: sizes[name.partition(":")[2]]]

@@ -1,4 +1,4 @@
-"""FSDP2 keeps residuals where they fit the memory of every rank, or on request."""
+"""FSDP2 keeps residuals if they fit into the memory of every rank, or on request."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ FITS = residuals.SHARE * BYTES
 
 
 def compressed(rank: int, codec, available: list[int], hosts: list[str], **options):
-    """(model, compression, warnings) of a rank whose host has so many bytes available."""
-    # This process is the rank's own.
+    """Return (model, compression, warnings); the rank's host has available[rank] free bytes."""
+    # Each rank has its own process, so this replaces only its own function.
     residuals.memory_of_host = lambda: (hosts[rank], available[rank])
     model, _ = sharded(None)
     with warnings.catch_warnings(record=True) as caught:
@@ -58,7 +58,7 @@ APART, TOGETHER = ["a", "b"], ["a", "a"]
 def test_auto_keeps_residuals_only_where_they_fit_on_every_rank(codec, used):
     check(codec, [FITS, FITS], APART, {}, True, "int4", False)
     check(codec, [FITS, FITS - 1], APART, {"feedback": "auto"}, False, used, True)
-    check(codec, [FITS, FITS], TOGETHER, {}, False, used, True)  # two ranks share these bytes
+    check(codec, [FITS, FITS], TOGETHER, {}, False, used, True)  # two ranks share these free bytes
     check(codec, [2 * FITS, 2 * FITS], TOGETHER, {}, True, "int4", False)
 
 

@@ -1,4 +1,4 @@
-"""FSDP2's parameters, gathered exactly, as compressed differences, or rounded."""
+"""FSDP2's parameters are gathered exactly, as compressed differences, or rounded."""
 
 import warnings
 
@@ -17,7 +17,7 @@ ELEMENTS = sum(p.numel() for p in Net().parameters())  # nothing is padded with 
 
 
 def watch(model: torch.nn.Module) -> list[torch.Tensor]:
-    """The list of what the first layer's weight is in each forward and backward pass to come."""
+    """Return a list to which each later forward and backward pass adds the first layer's weight."""
     layer, seen = model.layers[0], []
 
     def look(*_) -> None:
@@ -27,14 +27,14 @@ def watch(model: torch.nn.Module) -> list[torch.Tensor]:
         if output.requires_grad:
             output.register_hook(look)
 
-    # FSDP2 gathers in hooks of its own on the same module and on its output, which come first.
+    # FSDP2 gathers in its own hooks on the same module and on its output, which run first.
     layer.register_forward_pre_hook(look)
     layer.register_forward_hook(look_in_backward)
     return seen
 
 
 def computed_with(rank: int, gather, reference, dtype: torch.dtype | None):
-    """Return what each of three passes computes with, what the shards say, and the statistics."""
+    """Return the weights that three passes compute with, those of the shards, and the stats."""
     policy = MixedPrecisionPolicy(param_dtype=dtype)
     model, state = sharded("fp32", mp_policy=policy, gather=gather, reference=reference)
     seen, kept = watch(model), []
@@ -44,7 +44,7 @@ def computed_with(rank: int, gather, reference, dtype: torch.dtype | None):
     return seen, kept, state.stats().get("gather")
 
 
-# The largest error of a weight, relative to the largest weight, but for that of the dtype.
+# The largest error of a weight, relative to the largest weight, without the dtype's rounding.
 LOST = {"int4": LARGEST_CHANGE / 13, "adaptive": LARGEST_CHANGE, "int8": LARGEST_CHANGE / 250}
 
 
@@ -84,12 +84,12 @@ def test_passes_compute_with_the_same_weights_on_all_ranks(gather, reference, dt
         else:
             has = reference is not False
             assert (stats["reference_bytes"] > 0) == has
-            assert stats["repeated"] == (6 if has else 0)  # FSDP2 keeps the root's weights
+            assert stats["repeated"] == (6 if has else 0)  # FSDP2 keeps the root's weights gathered
             assert stats["exact"] == (3 if has else 0)
 
 
 def evaluated(rank: int, gather: str):
-    """Errors of the weights in forward passes after a step, with no step between them."""
+    """Return the errors of the weights in forward passes after a step, with no step in between."""
     model, _ = sharded("fp32", gather=gather)
     seen = watch(model)
     train(model, 2, rank, lr=0.01)
@@ -120,7 +120,7 @@ def changed_outside(rank: int, how: str):
             for name, p in model.state_dict().items()
         })  # fmt: skip
     elif how == "one":
-        if rank == 1:  # the ranks need not know of it
+        if rank == 1:  # without telling the ranks
             with torch.no_grad():
                 model.layers[0].weight.to_local()[3, 5] = 40.0
     else:
@@ -159,7 +159,7 @@ def test_compressed_gathers_train_as_exact_ones_do():
 
 
 def unsharded(rank: int, gather: str, reference):
-    """By FSDP2's asynchronous gathers."""
+    """Call FSDP2's asynchronous gathers."""
     model, _ = sharded("fp32", gather=gather, reference=reference)
     kept = weights(model)["layers.0.weight"]
     found = []
@@ -179,7 +179,8 @@ def test_asynchronous_gathers_are_waited_for(gather, reference):
 
 
 def in_smaller_groups(rank: int):
-    """FSDP2 keeps halves of the weights after a forward pass, and gathers these among two ranks."""
+    """After a forward pass FSDP2 keeps halves of the weights, and gathers them in pairs of
+    ranks."""
     model = Net()
     for layer in model.layers:
         fully_shard(layer, reshard_after_forward=2)
@@ -211,7 +212,7 @@ def test_gathers_in_smaller_groups_are_exact():
 def evaluated_between(rank: int):
     model, state = sharded("fp32", gather="int4")
     train(model, 2, rank)
-    state.load_state_dict(state.state_dict())  # makes references anew
+    state.load_state_dict(state.state_dict())  # makes new references
     with torch.inference_mode():
         loss_of(model, 0, rank)
     train(model, 2, rank)
@@ -243,7 +244,7 @@ def test_frozen_parameters_are_gathered_with_their_unit():
         assert "reference:layers.0.bias" in names and "reference:layers.1.weight" not in names
 
 
-LARGE = residuals.SHARE * 6 * ELEMENTS  # what fits, of fp32 references: 4 bytes and half of that
+LARGE = residuals.SHARE * 6 * ELEMENTS  # bytes for fp32 references: 4 and 2 per element
 
 
 def decided(rank: int, gather: str, reference, free: int):
@@ -296,7 +297,7 @@ def refused(_: int):
     ):  # fmt: skip
         with pytest.raises(thinwire.InvalidArgumentError, match=words):
             compress(model, "int4", **options)
-    compress(model, "int4", gather="int4")  # nothing of the refusals is left
+    compress(model, "int4", gather="int4")  # the refusals have left nothing behind
 
 
 def test_wrong_arguments_are_refused():
@@ -317,4 +318,4 @@ def deserted(rank: int):
 def test_a_lost_rank_is_a_typed_error():
     first, second = outcomes_of(deserted)
     assert second.error == "KeyError"
-    assert first.error == "PeerLostError", first  # not TimeoutError: it is told
+    assert first.error == "PeerLostError", first  # not TimeoutError: rank 0 learns of the loss

@@ -1,4 +1,4 @@
-"""Hybrid sharding: two shards times two replicas, by HSDP's mesh or by a group of one's own."""
+"""Hybrid sharding: two shards times two replicas, by HSDP's mesh or by the user's own group."""
 
 import pytest
 import thinwire
@@ -12,7 +12,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 
 def hybrid(codec, own: bool = False, **options):
-    """(model, compression)"""
+    """Return (model, compression)."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replica", "shard"))
     if codec is not None:
         options["min_bytes"] = 0
@@ -68,7 +68,7 @@ def test_every_operation_of_fsdp2(dtype, factor):
 
 
 def accumulated(rank: int, codec, options: dict):
-    """Two passes that reduce over the shards, the last one over replicas as well."""
+    """Two passes reduce over the shards only, and a last one reduces over replicas too."""
     model, state = hybrid(codec, **options)
     model.set_requires_all_reduce(False)
     loss_of(model, 0, rank).backward()
@@ -133,7 +133,7 @@ def loaded_by_shards(_: int, path: str):
 
 
 def test_residuals_of_replicas_go_into_shards_alone(tmp_path):
-    """What was applied and what is owed make up the exact mean."""
+    """The sum of what was applied and of the residuals is the exact mean."""
     path = str(tmp_path / "all.pt")
     plain = run(one_step, None, False, None, None, {}, world=4)[0][0]
     applied = run(saved_by_replicas, path, world=4)[0]

@@ -1,5 +1,5 @@
 """FSDP2's reductions in a predicted order: programs whose steps differ get the bits of announced
-order, and end no group."""
+order, and no group fails."""
 
 import itertools
 from collections.abc import Callable
@@ -19,7 +19,7 @@ STEPS = 12
 
 
 class Net(torch.nn.Module):
-    """Layers that are units of their own; those in `out` are left out of the next pass."""
+    """Layers that are separate units. Those in `out` are left out of the next pass."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class Net(torch.nn.Module):
 
 
 class Training:
-    """A model under FSDP2 whose steps a program makes."""
+    """A model under FSDP2, and methods that make its steps."""
 
     def __init__(self, rank: int, hybrid: bool = False, **options: object) -> None:
         self.rank, self.model, self._batches = rank, Net(), itertools.count()
@@ -55,7 +55,7 @@ class Training:
         return (self.model(x) - torch.sin(x)).square().mean()
 
     def step(self, *out: int) -> None:
-        """A step without these layers."""
+        """Make a step without these layers."""
         self.model.out = set(out)
         self._optimizer.zero_grad()
         self.loss().backward()
@@ -74,7 +74,7 @@ def leaves_layers_out(training: Training) -> None:
 
 
 def starts_without_a_layer(training: Training) -> None:
-    """The first steps have a layer that no later one has."""
+    """The first steps have a layer that no later step has."""
     for out in ((), (1,), (1,), (1,), (1,), (2,), (2,), (2,)):
         training.step(*out)
 
@@ -89,7 +89,7 @@ def freezes_a_layer(training: Training) -> None:
 
 
 def accumulates(training: Training) -> None:
-    """Over two passes, of which the last alone is reduced; then each pass is."""
+    """Accumulate over two passes, only the last of which is reduced; later reduce each pass."""
     for _ in range(STEPS // 2):
         training.model.set_requires_gradient_sync(False)
         training.loss().backward()
@@ -115,7 +115,7 @@ def validates(training: Training) -> None:
 
 
 def runs_layers_twice(training: Training) -> None:
-    """Two forward passes before a backward pass reduce every other unit twice."""
+    """Two forward passes before one backward pass reduce every other unit twice."""
     for step in range(STEPS):
         training.model.out = {1} if step % 3 else set()
         losses = [training.loss() for _ in range(2)]
@@ -161,7 +161,7 @@ def check(program: Callable[[Training], None], options: dict, predicts: bool = T
 
 
 def freezes_for_a_while(rank: int, planned: bool) -> tuple[dict, list[int]]:
-    """The weights, and how many chunks of each step were predicted."""
+    """Return the weights, and how many chunks of each step were predicted."""
     training = Training(rank, planned=planned, chunk_bytes=4096, timeout_s=100)
     counts = [0]
     for step in range(14):
@@ -172,7 +172,7 @@ def freezes_for_a_while(rank: int, planned: bool) -> tuple[dict, list[int]]:
 
 
 def test_prediction_comes_back_after_a_layer_is_frozen_and_after_it_is_thawed():
-    """The layer has more chunks than may be held, so the others would wait for it for ever."""
+    """The layer has more chunks than can be held back, so the others would wait for it for ever."""
     ahead = run(freezes_for_a_while, True, world=3)
     announced = run(freezes_for_a_while, False, world=3)
     for (parameters, planned), (expected, none) in zip(ahead, announced, strict=True):
@@ -185,7 +185,7 @@ def test_prediction_comes_back_after_a_layer_is_frozen_and_after_it_is_thawed():
 
 
 def raises(rank: int, where: int) -> None:
-    """The weights stay gathered, so that rank 0 is in a reduction of ours when rank 1 goes."""
+    """The weights stay gathered, so that rank 0 is in a reduction of ours when rank 1 leaves."""
     training = Training(rank, planned=True, timeout_s=60)
     training.model.set_reshard_after_backward(False)
     for layer in training.model.layers:

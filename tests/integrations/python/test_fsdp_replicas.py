@@ -1,5 +1,5 @@
-"""Checkpoints of FSDP2 with replicas, two of two shards: on a group of one's own, where the mean
-over replicas is compressed as well, and on HSDP's mesh."""
+"""Checkpoints of FSDP2 with two replicas of two shards: on the user's own group, where the mean
+over replicas is compressed too, and on HSDP's mesh."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ STEPS = 3
 
 
 def sharded(own: bool, codec: str = "int4"):
-    """(model, compression) among four ranks, in two replicas; among two, shards only."""
+    """Return (model, compression): two replicas among four ranks, or only shards among two."""
     torch.manual_seed(7)
     model = torch.nn.Linear(WIDTH, ROWS)
     if dist.get_world_size() == 2:
@@ -34,8 +34,9 @@ def sharded(own: bool, codec: str = "int4"):
 
 
 def train(model: torch.nn.Module, rank: int, start: int = 0) -> torch.Tensor:
-    """The sum of this rank's own gradients of the weight, which do not depend on it: by SGD of rate
-    1 the weight would change by the mean of these sums."""
+    """Train, and return the sum of this rank's gradients of the weight, which do not depend on the
+    weight. SGD with a rate of 1 would change the weight by the mean of these sums over the
+    ranks."""
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     total = torch.zeros(ROWS, WIDTH)
     for step in range(start, start + STEPS):
@@ -102,7 +103,7 @@ def loaded(_: int, path: str) -> torch.Tensor:
 
 @pytest.mark.parametrize("own", [True, False])
 def test_nothing_is_lost_on_the_way_into_shards_alone(own, tmp_path):
-    """What was applied and what is owed make up all gradients."""
+    """What was applied and the residuals add up to all gradients."""
     path = str(tmp_path / "all.pt")
     ranks = run(trained, own, path, world=4)
     applied = ranks[0][0].flatten()

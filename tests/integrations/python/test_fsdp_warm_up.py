@@ -1,4 +1,4 @@
-"""compress(model, codec, warm_up_steps=n) of a model under FSDP2."""
+"""compress(model, codec, warm_up_steps=n) for a model under FSDP2."""
 
 import pytest
 import thinwire
@@ -8,7 +8,7 @@ from ranks import run
 from thinwire.torch import compress
 from torch.distributed.device_mesh import init_device_mesh
 
-STEPS = 3  # of a warm-up
+STEPS = 3  # steps of a warm-up
 ALL = 6
 RULES = {"layers.0*": "int8", "*": "int4"}
 
@@ -18,14 +18,14 @@ def differing(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> l
 
 
 def mesh_of(world: int):
-    """Two replicas of two shards among four ranks."""
+    """Return the mesh of two replicas of two shards, if there are four ranks."""
     names = ("replica", "shard")
     return init_device_mesh("cpu", (2, 2), mesh_dim_names=names) if world == 4 else None
 
 
 def trained(rank: int, codec, first: str, way: str, world: int):
-    """The weights after the warm-up and at the end. way: "whole"; "apart": two compressions, of
-    which the second one goes on with what the first one has kept; "first": by the first alone."""
+    """Return the weights after the warm-up and at the end. way: "whole": one compression; "apart":
+    two, the second of which loads the state of the first; "first": only the first."""
     warm_up = {"warm_up_steps": STEPS, "warm_up_codec": first} if way == "whole" else {}
     begins = codec if way == "whole" else first
     model, state = sharded(begins, mesh_of(world), min_bytes=0, **warm_up)
@@ -47,7 +47,7 @@ def trained(rank: int, codec, first: str, way: str, world: int):
      ("int4", "int8", 4)],
 )  # fmt: skip
 def test_it_is_the_first_codec_and_then_the_other_one(codec, first, world):
-    """Bit by bit; what the first one has lost goes on with the other."""
+    """The bits are those of the two codecs in turn, and the first codec's residuals are kept."""
     whole, apart, alone = (
         run(trained, codec, first, way, world, world=world) for way in ("whole", "apart", "first")
     )
@@ -89,7 +89,7 @@ def refused(rank: int):
     ]:
         with pytest.raises(thinwire.InvalidArgumentError, match=words):
             compress(model, codec, **options)
-    compress(model, "int4", warm_up_steps=3)  # no refusal has left anything behind
+    compress(model, "int4", warm_up_steps=3)  # the refusals have left nothing behind
 
 
 def test_where_it_can_not_be_meant_it_is_a_typed_error():

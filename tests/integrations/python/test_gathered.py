@@ -1,4 +1,4 @@
-"""Checkpoints that rank 0 alone writes, and residuals of named collectives."""
+"""Checkpoints that only rank 0 writes, and residuals of named collectives."""
 
 import datetime
 
@@ -14,7 +14,7 @@ from thinwire.torch.advanced import GatheredState, NamedResiduals, merge_state_d
 
 
 def through_rank_0(rank: int, saved: dict, path: str) -> dict:
-    """What a framework does: rank 0 writes its state dict, and all ranks read that file."""
+    """Save and load like a framework: rank 0 writes its state dict, all ranks read that file."""
     if rank == 0:
         torch.save(saved, path)
     dist.barrier()
@@ -48,7 +48,7 @@ def resumed_without_the_others(rank: int, path: str):
 
 
 def test_a_state_whose_rank_0_alone_was_saved_is_an_error_on_every_rank(tmp_path):
-    """Rank 0 can't tell it from its own, and hears of it from the first that can."""
+    """Rank 0 cannot tell the state from its own, and learns of the error from rank 1."""
     first, second = outcomes_of(resumed_without_the_others, str(tmp_path / "0.pt"))
     assert second.error == "InvalidArgumentError"
     assert "rank 1 of 2 got the state dict of rank 0 of 2" in second.message
@@ -143,7 +143,7 @@ def test_named_collectives_go_on_from_a_checkpoint(tmp_path):
 
 
 def restored_first(rank: int, path: str):
-    """A program that begins with the load, before any call has made connections."""
+    """Load the residuals before any call has made connections."""
     kept = NamedResiduals()
     kept.load(f"{path}.{rank}")
     before = kept.state_dict()["residuals"]
@@ -163,7 +163,7 @@ def test_residuals_are_loaded_before_the_first_call(tmp_path):
 
 def on_rank_0_alone(rank: int):
     group = dist.new_group(timeout=datetime.timedelta(seconds=1))
-    dist.barrier(group)  # both are connected before rank 1 ends
+    dist.barrier(group)  # both ranks are connected before rank 1 ends
     residuals = NamedResiduals(group)
     if rank == 0:
         residuals.gathered_state_dict()

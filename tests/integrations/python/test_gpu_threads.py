@@ -1,5 +1,6 @@
-"""Threads beside a GPU: contexts that they must not make, and variables that make two NCCL
-communicators unsafe. A stand-in for torch.cuda records the calls, so no GPU is needed."""
+"""Threads with a GPU: they must not make contexts on other devices, and variables that make two
+NCCL communicators unsafe are reported. A stand-in for torch.cuda records the calls, so no GPU is
+needed."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ GPU = torch.device("cuda", 3)
 
 
 class RecordedCuda:
-    """torch.cuda's calls in the order of their coming, with the thread of each."""
+    """Records torch.cuda's calls in their order, with the thread of each."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, object, int]] = []
@@ -49,7 +50,7 @@ class RecordedCuda:
 
 
 class Tensor:
-    """A tensor on a GPU, as far as the waiter looks at one."""
+    """A tensor on a GPU, with what the waiter uses of it."""
 
     def record_stream(self, _stream: object) -> None:
         pass
@@ -109,7 +110,8 @@ def test_a_callbacks_waiter_takes_the_gpu_too(cuda):
     held = threading.Event()
     first = Work()
     try:
-        # The first is held back until its callback is there, which then runs on the thread.
+        # The first work is held until its callback is registered. The callback then runs on the
+        # thread.
         pending = waiter.add(in_flight(first), held.wait)
         pending.future.then(submit_more)
         held.set()
@@ -131,7 +133,7 @@ def test_a_gpu_that_cannot_be_taken_does_not_leave_a_future_unfinished(cuda):
 
 @pytest.fixture
 def beside_nccl(monkeypatch) -> None:
-    """A process group of torch's on NCCL, an environment without the variables, nothing warned."""
+    """As if torch had a process group on NCCL; without the variables, and no warning given yet."""
     monkeypatch.setattr(dist, "is_initialized", lambda: True)
     monkeypatch.setattr(dist, "get_backend_config", lambda: "cpu:gloo,cuda:nccl")
     monkeypatch.setattr(session, "_warned_of_two", threading.Event())
@@ -193,7 +195,7 @@ def test_a_node_where_compression_is_slower_is_said_once(monkeypatch, caplog):
 
 
 class OverNccl:
-    """A communicator that connects; its transport's words do not say what it is."""
+    """A communicator that connects. The text of transport() does not name its transport."""
 
     def topology(self) -> str:
         return "flat"

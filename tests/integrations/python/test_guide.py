@@ -1,4 +1,4 @@
-"""The program that recovers and the code of the guide for new adapters run as they stand."""
+"""The guide's program that recovers, and its code for new adapters, run as printed."""
 
 import re
 from pathlib import Path
@@ -7,7 +7,7 @@ from ranks import run_program, torchrun
 
 ROOT = Path(__file__).resolve().parents[3]
 GUIDE = ROOT / "docs" / "guides" / "add-a-framework.md"
-# A test replaces the example's processes that import torch, and its times, by these.
+# Replacements in the example: processes that would import torch again, and times.
 WITHOUT_TIMES = {
     'get_context("spawn")': 'get_context("fork")',
     "time.sleep(SETTLE_S)": 'store.wait([f"alive {generation} {rank}" for rank in (0, 2)])',

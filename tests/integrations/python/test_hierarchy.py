@@ -1,5 +1,5 @@
-"""topology="hierarchical": ranks of a node exchange uncompressed, and nodes compressed. Here all
-ranks are on one host, and local_size says what a node is."""
+"""topology="hierarchical": ranks of a node exchange uncompressed, nodes exchange compressed. Here
+all ranks are on one host, and local_size defines the nodes."""
 
 import os
 import signal
@@ -9,7 +9,7 @@ import torch
 from ranks import outcomes_of, run
 from thinwire.torch import GradientExchange
 
-# Several chunks, and nothing in one exchange outside the order, which is flat.
+# Several chunks each, so that nothing goes through the direct path, which is flat.
 NODES = {"topology": "hierarchical", "local_size": 2, "chunk_bytes": 65536, "min_bytes": 0}
 NUMEL = 50_000
 
@@ -29,7 +29,7 @@ def test_all_ranks_get_the_same_bits_and_are_told_the_way():
         assert topology == "hierarchical: 2 nodes of 2 ranks"
         assert values == outcomes[0][1]
         assert f"topology: {topology}" in described
-        assert f"dense allreduces go {topology}" in described  # as in the flight recorder's file
+        assert f"dense allreduces go {topology}" in described  # as the flight recorder has it
 
 
 def test_nodes_that_are_not_there_are_said():
@@ -65,7 +65,7 @@ def killed(rank: int, victim: int) -> None:
 
 
 def test_a_killed_rank_is_told_inside_its_node_and_outside():
-    """As between flat ranks: at once; at the deadline it would be a TimeoutError."""
+    """The error comes at once, as between flat ranks; at the deadline it is a TimeoutError."""
     victim = 1
     for rank, outcome in enumerate(outcomes_of(killed, victim, world=4)):
         if rank == victim:

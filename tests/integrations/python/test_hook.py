@@ -1,4 +1,4 @@
-"""Gradients that the DDP hook gives back: close to plain DDP, and the same bits on every rank."""
+"""Gradients from the DDP hook are close to plain DDP's, and the same bits on every rank."""
 
 import json
 
@@ -10,8 +10,8 @@ from models import data, digest, gradients, make_mlp, train, wrap
 from ranks import run
 from torch.nn.parallel import DistributedDataParallel
 
-# Largest error of one step's gradient, relative to its largest element; both hops, nearest rounding
-# to scale / 2 each, with scale = largest / 127 or / 7 and a bf16 scale rounded up.
+# The largest error of one step's gradient, relative to its largest element: both hops round to the
+# nearest, by scale / 2 each, with scale = largest / 127 or / 7 and a bf16 scale rounded up.
 TOLERANCE = {"fp32": 1e-6, "bf16": 2**-7, "int8": 2.1 / 254, "int4": 2.1 / 14}
 
 

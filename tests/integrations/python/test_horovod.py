@@ -1,6 +1,6 @@
 """thinwire.horovod on two ranks and on three. All checks of a world size share one run of the
-processes: each is a function, of horovod_collectives.py or horovod_training.py for two ranks and of
-horovod_process_sets.py for three, that all ranks call."""
+processes. Each check is a function that all ranks call: of horovod_collectives.py or
+horovod_training.py for two ranks, of horovod_process_sets.py for three."""
 
 from __future__ import annotations
 
@@ -40,13 +40,14 @@ def checks_of(*modules: ModuleType) -> Checks:
     }
 
 
-# The last one leaves the group and comes again.
+# The last check leaves the group and joins again.
 ON_TWO = checks_of(horovod_training, horovod_collectives)
 ON_THREE = checks_of(horovod_process_sets)
 
 
 def every_check(rank: int, checks: Checks) -> dict[str, str]:
-    """By name what went wrong; the first failure ends the run, since ranks may be apart then."""
+    """Return each check's error by name. The first failure ends the run, since the ranks may no
+    longer be in step."""
     hvd.init()
     outcome: dict[str, str] = {}
     for name, check in checks.items():
@@ -88,7 +89,7 @@ def test_on_three_ranks(of_three, name):
     check(of_three, name)
 
 
-# The names of Horovod 0.28's PyTorch API: whoever uses one gets it, or is told what to use.
+# The names of Horovod 0.28's PyTorch API: each exists, or its error says what to use instead.
 NAMES = re.findall(
     r"\w+",
     """
@@ -119,7 +120,7 @@ def test_every_name_of_horovods_is_here():
 
 
 def alone(_: int) -> None:
-    """Without a launcher and without a process group."""
+    """Use Horovod without a launcher and without a process group."""
     dist.destroy_process_group()
     hvd.init()
     assert (hvd.rank(), hvd.size(), hvd.local_rank(), hvd.cross_size()) == (0, 1, 0, 1)
@@ -136,8 +137,8 @@ def test_a_process_without_a_launcher_is_alone():
 
 
 def anew_while_rank_0_is_late(rank: int) -> list[float]:
-    """The other rank initializes again while rank 0, whose store they met in, has not: that store
-    has rank 0's address of the first time."""
+    """Rank 1 initializes again before rank 0 does. The store in which they meet is rank 0's, and
+    still has rank 0's address of the first time."""
     dist.destroy_process_group()
     ports, hold = Path(os.environ["PORT_FILE"]), contextlib.ExitStack()
     if rank == 0:
@@ -154,7 +155,7 @@ def anew_while_rank_0_is_late(rank: int) -> list[float]:
     kept = []
 
     def late(*arguments: object) -> None:
-        kept.append(private.store_of(dist.group.WORLD))  # its server outlives the group
+        kept.append(private.store_of(dist.group.WORLD))  # keeps its server alive
         destroy(*arguments)
         time.sleep(0.5 * (rank == 0))
 
@@ -174,10 +175,10 @@ def test_a_rank_may_initialize_again_before_the_others_have_shut_down(tmp_path):
 
 
 def test_numbers_of_hosts():
-    """Two hosts, of two ranks and of one, whose ranks alternate."""
+    """There are two hosts, with two ranks and with one, whose ranks alternate."""
     seats = [Seat("a", 0, 2), Seat("b", 0, 1), Seat("a", 1, 2)]
     expected = [(0, 2, 0, 2), (0, 1, 1, 2), (1, 2, 0, 1)]
-    for unknown in (False, True):  # without a launcher host names tell
+    for unknown in (False, True):  # without a launcher the host names are compared
         given = [Seat(seat.host, None, None) for seat in seats] if unknown else seats
         found = [numbers_of(rank, given) for rank in range(3)]
         assert [numbers[2:6] for numbers in found] == expected

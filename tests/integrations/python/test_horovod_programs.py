@@ -1,4 +1,4 @@
-"""The examples for Horovod's users, on two ranks: programs of the shape of Horovod's own."""
+"""The examples for Horovod's users on two ranks: programs with the structure of Horovod's own."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ for program in {programs!r}:
 
 
 def test_the_examples_run_with_one_line_changed(tmp_path):
-    """One start of the processes for all of them; the last is resumed."""
+    """The processes start once for all examples. The last example is resumed."""
     programs = []
     for name, arguments in PROGRAMS.items():
         text = (EXAMPLES / name).read_text().split('"""', 2)[2]

@@ -1,4 +1,4 @@
-"""THINWIRE_KEY_FILE: a group of ranks that hold one key, and nobody else."""
+"""THINWIRE_KEY_FILE: only ranks that hold the same key form a group."""
 
 import os
 from pathlib import Path

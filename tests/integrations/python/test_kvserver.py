@@ -1,4 +1,4 @@
-"""thinwire.tcp_store against torch's own store, and the errors of `thinwire serve`."""
+"""thinwire.tcp_store compared with torch's own store, and the errors of `thinwire serve`."""
 
 import datetime
 import os
@@ -17,7 +17,7 @@ from thinwire.tcp_store import TcpStore
 
 @pytest.fixture
 def theirs():
-    """A store that waits for one member beside its owner."""
+    """A store of torch's that waits for one member besides its owner."""
     store = dist.TCPStore(
         "127.0.0.1", 0, 2, is_master=True, timeout=datetime.timedelta(seconds=20),
         wait_for_workers=False,
@@ -85,10 +85,10 @@ def test_ctrl_c_ends_a_server(theirs):
     own = variables(1, 2, theirs.port) | {"THINWIRE_SERVERS": "1"}
     theirs.set("0/thinwire.kvstore/0/kv/token", b"0" * 64 + b" 1 workers and 1 servers")
     command = [sys.executable, "-m", "thinwire", "serve", "--timeout", "60"]
-    # A shell's command in the background ignores Ctrl-C, and its children would inherit that.
+    # A shell's background command ignores SIGINT, and its children would inherit that.
     own_signals = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)}
     with subprocess.Popen(command, env=os.environ | own, **own_signals) as server:
-        theirs.get("0/thinwire.kvstore/0/kv/address/1")  # it listens
+        theirs.get("0/thinwire.kvstore/0/kv/address/1")  # the server listens now
         server.send_signal(signal.SIGINT)
         assert server.wait(20) == -signal.SIGINT
 

@@ -1,4 +1,4 @@
-"""thinwire.kvstore: MXNet's method names, optimizers on the server, processes of both launchers."""
+"""thinwire.kvstore: MXNet's method names, optimizers on the server, both launchers' processes."""
 
 import threading
 
@@ -131,7 +131,7 @@ def checks(tmp_path):
     ],
 )
 def test_mxnets_checks_hold(checks, workers, servers, name, codec):
-    """The last THINWIRE_SERVERS ranks serve, and end when the workers have left."""
+    """The last THINWIRE_SERVERS ranks serve, and end after the workers have left."""
     printed = run_program(
         checks, name, codec, world=workers + servers,
         environment={"THINWIRE_SERVERS": str(servers)},
@@ -190,7 +190,7 @@ def test_values_and_lists_of_them(kv):
     assert kv.is_capable("optimizer") and not kv.is_capable("pickled updaters")
     kv.init(["a", 1], [torch.ones(2, 3), torch.zeros(4, dtype=torch.bfloat16)])
     kv.set_optimizer("add", lr=1.0)
-    kv.push("a", [torch.ones(2, 3), torch.full((2, 3), 2.0)])  # two devices' gradients
+    kv.push("a", [torch.ones(2, 3), torch.full((2, 3), 2.0)])  # gradients of two devices
     outs = [torch.empty(2, 3), torch.empty(3, 2).t()]
     kv.pull("a", out=outs)
     for out in outs:
@@ -331,7 +331,7 @@ def test_wrong_calls_are_typed_errors_that_say_the_fix(kv):
     ]:
         with pytest.raises(thinwire.Error, match=words):
             call()
-    kv.pull("w", out := torch.zeros(4))  # and the store still works
+    kv.pull("w", out := torch.zeros(4))  # the store still works
     assert torch.equal(out, torch.ones(4))
     kv.close()
     with pytest.raises(thinwire.InvalidArgumentError, match="closed"):
@@ -344,7 +344,7 @@ def test_threads_that_wait_for_one_key_are_told_to_use_one(kv):
     out, wait = torch.zeros(10), kv._library.tw_kv_wait
 
     class Twice:
-        """Another thread waits for the key while this one does."""
+        """Another thread waits for the key while this thread waits."""
 
         def __getattr__(self, name):
             return getattr(library, name)
@@ -390,7 +390,7 @@ def test_roles_come_from_the_environment():
 
 
 def methods(store):
-    """Each method of a store with arguments that it takes."""
+    """Return each method of a store with valid arguments."""
     w = torch.zeros(4)
     return {
         store.push: {"key": "w", "value": w, "priority": 0},
@@ -406,7 +406,7 @@ def methods(store):
 
 
 def test_wrong_types_are_typed_errors(kv, tmp_path, monkeypatch):
-    """Or they are taken; anything but a failure of Python's or a store that has failed."""
+    """The argument may also be valid. A Python exception or a failed store is an error."""
     monkeypatch.chdir(tmp_path)
     kv.init("w", torch.zeros(4))
     kv.init("table", torch.zeros(2, 2), row_sparse=True)

@@ -1,4 +1,4 @@
-"""thinwire.kvstore when processes are killed, come back and come later, and servers' journals."""
+"""thinwire.kvstore when processes are killed, restarted or join late; and servers' journals."""
 
 import contextlib
 import os
@@ -46,8 +46,8 @@ kv.close()
 
 @contextlib.contextmanager
 def members(name, folder):
-    """A scheduler, two servers and three workers that run ENDLESS under MXNet's variables, and the
-    file that ends it. The workers have begun."""
+    """Start a scheduler, two servers and three workers that run ENDLESS under MXNet's variables.
+    Yield them once the workers have begun, with the file that ends the run."""
     program, end = folder / "endless.py", folder / "end"
     program.write_text(ENDLESS)
     with reserved_port() as port:
@@ -84,7 +84,7 @@ def test_a_kill_is_a_typed_error_on_all_workers_in_sync(victim, name, tmp_path):
 def test_others_go_on_without_a_killed_worker(name, tmp_path):
     with members(name, tmp_path) as (servers, workers, end):
         workers.pop(1).kill()
-        for worker in workers:  # a hundred steps more
+        for worker in workers:  # a hundred more steps
             worker.await_lines(20 + len(worker.await_lines(1)))
         end.write_text("")
         values_of([*workers, *servers])
@@ -122,8 +122,8 @@ except thinwire.Error as error:
 
 @pytest.fixture
 def joining(tmp_path):
-    """Starts a rank of JOINING, among two workers and a server that meet at a store of this
-    process; and the file that ends it."""
+    """Start ranks of JOINING: two workers and a server that meet at a store of this process. Also
+    gives the file that ends the run."""
     program, end = tmp_path / "joining.py", tmp_path / "end"
     program.write_text(JOINING)
     with contextlib.ExitStack() as stack:
@@ -144,10 +144,10 @@ def test_killed_workers_come_back_and_new_ones_join(mode, joining):
     workers, server = [start(mode, 0), start(mode, 1)], start(mode, 2)
     for worker in workers:
         worker.await_lines(3)
-    for rank in (1, 0):  # worker 0's values and key began the run
+    for rank in (1, 0):  # the run began with worker 0's values and key
         other = workers[1 - rank]
         workers[rank].kill()
-        other.await_lines(3 + len(other.await_lines(1)))  # steps meanwhile
+        other.await_lines(3 + len(other.await_lines(1)))  # steps made meanwhile
         workers[rank] = start(mode, rank)
         assert workers[rank].await_lines(1)[0] == f"worker {rank} joined True"
         other.await_lines(3 + len(other.await_lines(1)))
@@ -155,7 +155,7 @@ def test_killed_workers_come_back_and_new_ones_join(mode, joining):
             float(worker.await_lines(2)[1].split()[-1]) for worker in (other, workers[rank])
         )
         assert again < first, "it goes on from what was learned"
-    workers.append(start(mode, 3))  # WORLD_SIZE and more: a new number
+    workers.append(start(mode, 3))  # WORLD_SIZE or more: the number of a new worker
     assert workers[2].await_lines(4)[0] == "worker 2 joined True"
     workers[2].kill()
     workers[0].await_lines(5 + len(workers[0].await_lines(1)))
@@ -173,7 +173,7 @@ def test_a_worker_that_comes_late_in_sync_is_told_what_to_do(joining):
     assert late.exit_code(time.monotonic() + HANG_S) == 3
     words = late.printed.read_text()
     assert "failed MismatchError" in words and "take mode async or ssp" in words, words
-    for worker in workers:  # the others go on
+    for worker in workers:  # the others continue
         worker.await_lines(3 + len(worker.await_lines(1)))
 
 
@@ -217,7 +217,7 @@ sys.exit(code or 10 * ("torch" in sys.modules))
 '''
 os.execv(sys.executable, [sys.executable, "-c", program])  # this process has imported torch
 """
-AWAY_S = 0.3  # the least for which there is no server
+AWAY_S = 0.3  # least time without a server, seconds
 
 
 @pytest.mark.parametrize("serving", [KILLED, SERVES], ids=["create", "serve"])
@@ -241,7 +241,7 @@ def test_a_killed_server_that_is_started_again_has_the_same_bits(serving, tmp_pa
         assert worker.await_lines(1) == ["now"]
         server.kill()
         assert (journal / "server-0.journal").exists()
-        gone.write_text("")  # the worker goes on, without the server
+        gone.write_text("")  # the worker continues while there is no server
         time.sleep(AWAY_S)
         anew = start(1)
         values_of([worker, anew])
@@ -267,8 +267,8 @@ kv.close()
 
 
 def test_a_server_that_comes_back_when_the_run_is_over_ends(tmp_path, monkeypatch, caplog):
-    """It was killed when all workers had left, and the rendezvous store is gone with them. A new
-    run may take the folder."""
+    """The server was killed after all workers had left, so the rendezvous store is gone too. A new
+    run can use the folder."""
     program, kept = tmp_path / "ended.py", tmp_path / "kept"
     program.write_text(ENDED)
     journal = tmp_path / "journal" / "server-0.journal"
@@ -302,7 +302,7 @@ def test_a_server_that_comes_back_when_the_run_is_over_ends(tmp_path, monkeypatc
             assert not journal.exists()
 
         kept.rename(journal)
-        os.utime(journal, (0, 0))  # long ago, so the folder has a new run
+        os.utime(journal, (0, 0))  # a time long ago; the folder belongs to a new run
         run()
         assert [path.name for path in journal.parent.iterdir()] == ["server-0.journal.old"]
 
@@ -328,7 +328,7 @@ except thinwire.Error as error:
 
 
 def test_a_server_that_comes_back_without_its_journal_says_so(tmp_path, monkeypatch):
-    """It was started on another host, say; its workers are told at once."""
+    """For example it was started on another host. Its workers get the error at once."""
     journal = tmp_path / "journal"
     program_of = [tmp_path / f"{rank}.py" for rank in range(2)]
     for program, text in zip(program_of, (LOST, SERVES), strict=True):
@@ -376,7 +376,7 @@ def test_a_journal_that_can_not_be_is_a_typed_error(tmp_path, monkeypatch):
 
 
 def test_a_store_without_a_place_to_meet_is_a_typed_error(monkeypatch):
-    """A host that there is none of, and a port that another process has taken."""
+    """The host does not exist, or another process uses the port."""
     ranks = {"THINWIRE_SERVERS": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
     taken = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     for rank, address, kind in [

@@ -1,4 +1,4 @@
-"""Stores with a quorum: rounds of whoever is there, by weight, and workers that are late."""
+"""Stores with a quorum: weighted rounds of the workers that are there, and late workers."""
 
 from ranks import run_program
 
@@ -66,10 +66,10 @@ kv.close()
 def test_rounds_are_means_by_weight_and_a_late_gradient_counts_in_the_next(tmp_path):
     program = tmp_path / "rounds.py"
     program.write_text(ROUNDS)
-    # A grace that the first round waits for, and in which all come to the second.
+    # The first round waits out the grace; all workers arrive within it in the second round.
     name = "dist_sync:quorum=2,grace=3"
     arguments = (str(tmp_path), name)
     printed = run_program(program, *arguments, world=4, environment={"THINWIRE_SERVERS": "1"})
     lines = sorted(line for line in printed.splitlines() if line.startswith("worker"))
-    # (100 * 4 + 300 * 8) / 400 = 7, and (400 * 100 + 200 * 20) / 1000 = 44 more.
+    # (100 * 4 + 300 * 8) / 400 = 7. The second round adds (400 * 100 + 200 * 20) / 1000 = 44.
     assert lines == [f"worker {rank}: [7.0, 51.0] 51.0" for rank in range(3)], printed

@@ -1,4 +1,4 @@
-"""Rank, size and rendezvous from the variables of launchers, as they were recorded or documented;
+"""Rank, world size and rendezvous from launchers' variables, as recorded or documented.
 tests/frameworks starts ranks by mpirun and srun themselves."""
 
 import logging

@@ -1,4 +1,4 @@
-"""A state joins its group at the first bucket, whenever and wherever it was made."""
+"""A state joins its group at its first bucket, whenever and wherever it was made."""
 
 import torch.distributed as dist
 from models import digest, make_mlp, train
@@ -20,8 +20,8 @@ def with_one_more_on_rank_0(rank: int):
     unused = [State("int8"), GradientExchange()] if rank == 0 else []
     states = [State("int4", min_bytes=0), State("int4", min_bytes=0)]
     if rank == 0:
-        assert (unused[0].rank, unused[1].world_size) == (0, 2)  # which is no use of it
-    order = [states[rank], states[1 - rank]]  # made in another order than on the other rank
+        assert (unused[0].rank, unused[1].world_size) == (0, 2)  # does not count as use
+    order = [states[rank], states[1 - rank]]  # rank 1 uses them in another order than it made them
     return [trained(state) for state in order]
 
 
@@ -31,7 +31,7 @@ def test_states_that_are_not_used_count_for_nothing():
 
 
 def over_a_new_group(rank: int):
-    """Trainers that make a process group of their own do so after the state was made."""
+    """Make the state first and the process group later, like trainers that make their own."""
     state = State("int4", min_bytes=0)
     store = dist.group.WORLD and dist.distributed_c10d._get_default_store()
     dist.destroy_process_group()

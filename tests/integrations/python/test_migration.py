@@ -1,4 +1,4 @@
-"""docs/how-to/migrate.md: each section's diff, applied and run on two ranks, before and after."""
+"""docs/how-to/migrate.md: each section's program runs on two ranks, before and after its diff."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ranks import run
 pytestmark = pytest.mark.xdist_group("migration")
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "how-to" / "migrate.md"
-# What can't be installed here: the program before has these, and isn't run.
+# Modules that cannot be installed here. A program that imports one before its diff is not run.
 MISSING = ("horovod.torch",)
 
 
@@ -28,7 +28,7 @@ class Diff(NamedTuple):
     text: str
 
     def without(self, sign: str) -> str:
-        """The program after, without "-", or before, without "+"."""
+        """Return the program after the diff (sign "-") or before it (sign "+")."""
         lines = [line for line in self.text.splitlines() if not line.startswith(sign)]
         return "\n".join(line[1:] for line in lines) + "\n"
 
@@ -48,12 +48,12 @@ DIFFS = list(diffs())
 class Program(NamedTuple):
     title: str
     file: str
-    port: int  # of its rendezvous
-    alone: bool  # one process for all devices
+    port: int  # of the program's rendezvous
+    alone: bool  # one process uses all devices
 
 
 def programs(folder: Path) -> tuple[list[Program], list[dist.TCPStore]]:
-    """With a store for each, which this process serves, as torchrun's agent does."""
+    """Write the programs, each with its own store, served by this process like torchrun's agent."""
     found, stores = [], []
     for diff in DIFFS:
         for when, text in (("before", diff.without("+")), ("after", diff.without("-"))):
@@ -67,14 +67,15 @@ def programs(folder: Path) -> tuple[list[Program], list[dist.TCPStore]]:
     return found, stores
 
 
-# Globals of the programs that ran. Freed, their DDP model may be the last that holds the group, and
-# torch then joins the group's threads under the interpreter's lock, which hooks of these wait for.
+# Globals of the programs that ran. If they were freed, the last reference to a group might be their
+# DDP model; torch then joins the group's threads while it holds the GIL, which those threads' hooks
+# wait for.
 _kept: list[dict] = []
 
 
 def outputs(rank: int, listed: list[Program]) -> dict[str, str]:
-    """What each program prints on this rank; each has a rendezvous of its own."""
-    dist.destroy_process_group()  # ranks.py's
+    """Return what each program prints on this rank. Each program has its own rendezvous."""
+    dist.destroy_process_group()  # the group of ranks.py
     found = {}
     for program in listed:
         if program.alone and rank > 0:
@@ -91,7 +92,7 @@ def outputs(rank: int, listed: list[Program]) -> dict[str, str]:
 
 
 def variables(rank: int, program: Program) -> dict[str, str]:
-    """torchrun's."""
+    """Return torchrun's variables."""
     return {
         "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2",
         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(program.port),
@@ -116,4 +117,4 @@ def test_both_programs_of_a_diff_learn(printed, diff):
     for when in ["after"] if before_is_missing else ["before", "after"]:
         loss = re.fullmatch(r"loss ([\d.]+)\n", printed[0][f"{diff} {when}"])
         assert loss is not None and float(loss[1]) < 0.15, printed[0]
-        assert printed[1].get(f"{diff} {when}", "") == ""  # rank 0 alone prints
+        assert printed[1].get(f"{diff} {when}", "") == ""  # only rank 0 prints

@@ -1,5 +1,5 @@
-"""Momentum that the state owns: the same training as with the optimizer's own, and typed errors
-where it could not be."""
+"""Momentum that the state owns: training is the same as with the optimizer's own, and where it
+cannot be there are typed errors."""
 
 import pytest
 import thinwire
@@ -47,7 +47,7 @@ def train_with_sgd(rank: int, codec: str | None, nesterov: bool, decay: float, m
     return weights(model), digest(model)
 
 
-# Uncompressed it is the optimizer's own recursion, but for the order of rounding.
+# Uncompressed, it is the optimizer's own recursion, apart from the order of rounding.
 @pytest.mark.parametrize("nesterov", [False, True])
 @pytest.mark.parametrize("decay", [0.0, 0.01])
 @pytest.mark.parametrize("min_bytes", [0, 1 << 22])
@@ -68,7 +68,8 @@ def loss_of(rank: int, codec: str | None):
     return loss, digest(model), None if state is None else state.stats()["ratio"]
 
 
-# Few steps, so what is delivered late shows; the loss begins at three times plain's last one.
+# There are few steps, so late delivery matters. The loss begins at three times plain DDP's last
+# loss.
 @pytest.mark.parametrize(
     ("codec", "ratio", "rel"),
     [("onebit", 12, 0.3), ("onebit:down=onebit", 29, 0.3), ("topk:density=0.02", 40, 1.0)],
@@ -82,7 +83,7 @@ def test_strong_compression_trains_nearly_as_plain_does(codec, ratio, rel):
 
 
 def move_half_way(rank: int, codec: str | None):
-    """The optimizer trains on its own first; its buffers go on in the state."""
+    """The optimizer first trains alone. The state takes over its buffers."""
     model = make_mlp()
     ddp, _ = wrap(model, None)
     optimizer = sgd(ddp)
@@ -154,7 +155,7 @@ def test_clipping_that_changes_nothing_is_none():
 def train_clipped(rank: int, ours: bool):
     model = make_mlp()
     ddp, _ = wrap(model, "fp32" if ours else None, **({"clip_value": 0.01} if ours else {}))
-    x = data(0, 0)  # the same on both ranks, so that clipping before and after the mean agree
+    x = data(0, 0)  # same batches on both ranks, so clipping before the mean and after it agree
     ddp(x).square().sum().backward()
     if not ours:
         torch.nn.utils.clip_grad_value_(model.parameters(), 0.01)
@@ -168,7 +169,7 @@ def test_clip_value_is_that_of_torch():
 def step_with_norms_clipped(rank: int):
     model = make_mlp()
     ddp, _ = wrap(model, "fp32", clip_norm=0.5)
-    ddp(data(0, 0)).square().sum().backward()  # the same on both ranks
+    ddp(data(0, 0)).square().sum().backward()  # same batches on both ranks
     return [p.grad.norm().item() for p in model.parameters()]
 
 
@@ -226,7 +227,7 @@ def test_wrong_pairings_are_refused():
 
 
 def one_optimizer_of_two_models(rank: int):
-    """Its momentum would move into one exchange, and the other model would train without."""
+    """The momentum would move into one exchange, and the other model would train without it."""
     models = [DistributedDataParallel(make_mlp(seed=seed)) for seed in (1, 2)]
     both = [p for model in models for p in model.parameters()]
     for codec in ("onebit", "topk:density=0.01"):
@@ -245,7 +246,7 @@ def test_one_optimizer_of_two_models_keeps_its_momentum():
 
 
 def an_optimizer_that_was_paired(rank: int):
-    """Its momentum has moved, and the codec that comes next would train without."""
+    """Its momentum has moved already, and the next codec would train without it."""
     for codec in ("onebit", "topk:density=0.01", "int4"):
         model = make_mlp()
         optimizer = sgd(model)
@@ -330,7 +331,7 @@ def test_onebit_adam_trains_as_adamw_does(codec):
 
 
 def of_images(rank: int, memory_format, adam: bool):
-    """The weights after steps with momentum of the optimizer's own, which then moves along."""
+    """Return the weights after steps; the state takes the optimizer's momentum along the way."""
     torch.manual_seed(7)
     model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.Conv2d(8, 4, 1))
     model.to(memory_format=memory_format)
@@ -362,8 +363,8 @@ def test_channels_last_is_an_order_of_memory_alone(adam):
 
 
 def of_images_through_a_file(rank: int, formats, has_names: bool):
-    """The weights after two steps in the first memory format, and three from a checkpoint of them
-    in the second one; and the weights' momentum in the last checkpoint."""
+    """Return the weights after two steps in the first memory format and three more in the second,
+    from a checkpoint in between; and the momentum in the last checkpoint."""
     saved = None
     for start, end, memory_format in zip((0, 2), (2, 5), formats, strict=True):
         torch.manual_seed(7)
@@ -375,7 +376,7 @@ def of_images_through_a_file(rank: int, formats, has_names: bool):
         if has_names:
             ddp = DistributedDataParallel(model)
             state = tw.compress(ddp, "topk:density=0.5", optimizer=optimizer, min_bytes=0)
-        else:  # parameters become known one by one: each is a bucket, from the first step on
+        else:  # parameters become known one by one; each is its own bucket from the first step on
             ddp = DistributedDataParallel(model, find_unused_parameters=True, bucket_cap_mb=1e-6)
             state = State("topk:density=0.5", momentum=0.9, min_bytes=0)
             state.take_momentum(optimizer)

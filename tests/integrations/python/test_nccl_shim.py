@@ -1,6 +1,5 @@
-"""libthinwire_nccl_shim.so in front of programs that were not changed: one in C (nccl_program/),
-linked against a fake libnccl.so.2, with CPU threads in the place of GPUs; and torch, where there
-are GPUs."""
+"""libthinwire_nccl_shim.so preloaded into unmodified programs: a C program (nccl_program/), linked
+against a fake libnccl.so.2, with CPU threads instead of GPUs; and torch, if there are GPUs."""
 
 import os
 import pathlib
@@ -29,7 +28,7 @@ pytestmark = pytest.mark.skipif(
 
 
 def run(preload=True, command=(), **variables):
-    """The program's errors by call, all ranks' results being alike, and what it said on stderr."""
+    """Return the program's errors by call, equal on all ranks, and its stderr."""
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith("THINWIRE_")
     }
@@ -83,8 +82,8 @@ def test_an_observer_says_at_exit_what_would_be_gained():
     plain, _ = run(preload=False)
     errors, said = run(THINWIRE_NCCL_OBSERVE="1", THINWIRE_NCCL_MIN_BYTES="65536")
     assert errors == plain
-    # On each of three ranks: 5 sums, a mean, a sum on each of two other communicators, and a
-    # maximum of integers; and a sum in a group.
+    # Each of three ranks makes 5 sums, a mean, a sum on each of two other communicators, a maximum
+    # of integers, and a sum in a group.
     for words in (
         "24 could go compressed", "3 in group calls", "3 of other elements",
         "27 of f32, 64 KiB to 1 MiB: 10.8 MB", "as int4 (7.88 x less)",

@@ -1,5 +1,5 @@
-"""One NaN of one rank in one step whose momentum the exchange owns: with that step left out, or its
-weights restored, training goes on as if it had never been, with identical replicas."""
+"""One rank has a NaN in one step, and the exchange owns the momentum. If that step is skipped, or
+its weights are restored, training continues as if it had not been made, with identical replicas."""
 
 import copy
 
@@ -22,8 +22,8 @@ def backward(forward, optimizer, rank: int, step: int) -> None:
 
 
 def train_skipping(ddp, optimizer, rank: int) -> list:
-    """Leaves out steps whose gradients are not finite, as a loss scaler does. Digests of the
-    weights after every step, and whether it was taken."""
+    """Skip steps whose gradients are not finite, like a loss scaler. Return for every step the
+    digest of the weights, and whether it was made."""
     seen = []
     for step in range(STEPS):
         backward(ddp, optimizer, rank, step)
@@ -35,7 +35,7 @@ def train_skipping(ddp, optimizer, rank: int) -> list:
 
 
 def train_restoring(model, optimizer, rank: int) -> list:
-    """Takes every step, and goes back to the weights before it where they are not finite."""
+    """Make every step, and restore the weights before it if the new ones are not finite."""
     seen = []
     for step in range(STEPS):
         before = copy.deepcopy(model.state_dict())
@@ -95,7 +95,7 @@ def test_a_nan_leaves_the_distributed_optimizers_momentum_alone(codec, policy):
 
 def with_adam(rank: int, warmup_steps: int):
     model = make_mlp()
-    # Variances of a few steps are small for some parameters, which eps makes up for.
+    # After a few steps some variances are small; eps compensates.
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, eps=1e-3, weight_decay=0.0)
     ddp, _ = wrap(model, "onebit", optimizer=optimizer, warm_up_steps=warmup_steps)
     return train_skipping(ddp, optimizer, rank)

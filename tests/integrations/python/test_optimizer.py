@@ -1,5 +1,5 @@
-"""Plain modules with an optimizer: the same weights under every policy, on every rank, whatever the
-model."""
+"""Plain modules with an optimizer get the same weights under every policy and on every rank,
+whatever the model."""
 
 import pytest
 import thinwire
@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 
 def one_policy(rank: int, policy: str, codec: str, kind: str):
-    model = make_mlp(seed=rank)  # rank 0's is taken
+    model = make_mlp(seed=rank)  # all ranks get rank 0's
     optimizer = wrapped(
         model,
         policy,
@@ -53,8 +53,8 @@ def test_it_trains_as_one_process_does(policy):
 
 
 class Odd(torch.nn.Module):
-    """Tied weights, a module used twice, a frozen parameter, attention (which reads a child's
-    weight without calling it), and a parameter that the parent uses itself."""
+    """Has tied weights, a module that is used twice, a frozen parameter, attention (which reads a
+    child's weight without calling the child), and a parameter that the parent itself uses."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class Odd(torch.nn.Module):
         self.twice = torch.nn.Linear(32, 32)
         self.attention = torch.nn.MultiheadAttention(32, 4, batch_first=True)
         self.frozen = torch.nn.Linear(32, 32).requires_grad_(False)
-        self.holder = torch.nn.Linear(32, 32)  # never called
+        self.holder = torch.nn.Linear(32, 32)  # is never called
         self.scale = torch.nn.Parameter(torch.ones(32))
         self.tied = torch.nn.Linear(32, 32)
         self.tied.weight = self.twice.weight
@@ -133,7 +133,8 @@ def test_gradient_accumulation_sends_once():
 
 
 def never_used(rank: int):
-    """Return whether a layer that no rank uses stays as it was, and one that all use changes."""
+    """Return whether a layer that no rank uses stays the same, and whether one that all use
+    does."""
     model = Shuffled()
     model.skip = "a"
     before = [layer.weight.detach().clone() for layer in (model.a, model.b)]
@@ -171,12 +172,12 @@ def unused(rank: int, policy: str, find: bool):
 def test_unused_parameters(find):
     results = [run(unused, policy, find) for policy in POLICIES]
     assert len({rank[0] for ranks in results for rank in ranks}) == 1
-    assert results[0][0][1]  # zeros and nothing move a fresh parameter alike
+    assert results[0][0][1]  # zero gradients move no fresh parameter
 
 
 def kept_while_unused(rank: int, codec: str):
-    """Whether this rank keeps something of a.weight (not where it owns it), and whether that waits
-    while nobody uses it, and goes on afterwards."""
+    """Return whether this rank has a residual of a.weight (not if it owns the shard), whether the
+    residual is unchanged while no rank uses the layer, and whether it is used afterwards."""
     model = Shuffled()
     optimizer = wrapped(model, codec=codec, find_unused_parameters=True)
     train(model, optimizer, 3, rank)
@@ -213,7 +214,7 @@ def test_an_order_that_is_predicted_changes_no_weight():
 
 
 def overlapping(rank: int):
-    """How many parameters have not stepped yet when step() returns."""
+    """Return how many parameters have not been updated yet when step() returns."""
     model = make_mlp()
     optimizer = wrapped(model)
     counts = []
@@ -225,7 +226,7 @@ def overlapping(rank: int):
 
 
 def frozen_in_turns(rank: int, policy: str):
-    """A layer is frozen after each second step, as the discriminator of a GAN is."""
+    """Freeze a layer after every second step, like the discriminator of a GAN."""
     model = make_mlp()
     optimizer = wrapped(model, policy, optimizer=make_sgd(model, weight_decay=0.1))
     for step in range(6):
@@ -286,7 +287,8 @@ def test_buckets_merge_small_neighbours_and_keep_large_ones_apart():
 
 
 def made_twice(rank: int, last_inside: bool):
-    """A reentrant checkpoint's gradient of a layer that another one, or the model itself, uses."""
+    """A reentrant checkpoint computes a gradient of a layer that is also used in another
+    checkpoint, or directly."""
     model = make_mlp(width=768)
     optimizer = wrapped(model, "p3")
 
@@ -295,7 +297,7 @@ def made_twice(rank: int, last_inside: bool):
 
     if last_inside:
         first, second = inside(0), inside(1)
-    else:  # autograd goes backwards
+    else:  # autograd runs in reverse
         first, second = model[0](data(0, rank, 768)), inside(1)
     (model[1:](first).square().mean() + model[1:](second).square().mean()).backward()
     optimizer.step()
@@ -311,7 +313,7 @@ def test_a_gradient_that_checkpoints_make_twice_is_told_from_two_backward_passes
 
 
 def interrupted(rank: int, policy: str):
-    """Ctrl-C on rank 0 while it waits for a mean, and close() on the way out, as in a finally."""
+    """Rank 0 gets Ctrl-C while it waits for a mean, and then calls close(), as a finally would."""
     model = make_mlp()
     optimizer = wrapped(model, policy)
     train(model, optimizer, 1, rank)

@@ -1,4 +1,4 @@
-"""Plain modules with an optimizer: training loops beyond stepping, and refusals."""
+"""Plain modules with an optimizer: training loops beyond plain steps, and refusals."""
 
 import contextlib
 import copy
@@ -48,7 +48,7 @@ def clipped_too_early(rank: int):
     torch.nn.utils.clip_grad_norm_(model.parameters(), 0.01)
     with pytest.raises(thinwire.InvalidArgumentError, match=r"call synchronize\(\) of what"):
         optimizer.step()
-    dist.barrier()  # the group fails when the first rank goes
+    dist.barrier()  # the group fails when the first rank leaves
 
 
 def test_gradients_changed_after_they_were_sent_are_an_error():
@@ -81,7 +81,7 @@ def test_a_loss_scaler_skips_the_step_on_all():
 
 
 def scaled_without_means(rank: int, policy: str, fused: bool):
-    """Each rank would unscale its own gradients, and the means of those that it has sent stay."""
+    """Each rank would unscale its own gradients, but not the means of those already sent."""
     model = make_mlp()
     sgd = torch.optim.SGD(model.parameters(), lr=0.05, fused=fused)
     compression = thinwire.torch.compress(model, "fp32", optimizer=sgd, policy=policy)
@@ -89,7 +89,7 @@ def scaled_without_means(rank: int, policy: str, fused: bool):
     scaler.scale(loss_of(model, data(0, rank))).backward()
     with pytest.raises(thinwire.InvalidArgumentError, match=r"call synchronize\(\)"):
         scaler.step(sgd)
-    dist.barrier()  # the other one may be in its backward pass
+    dist.barrier()  # the other rank may be in its backward pass
     compression.close()
 
 
@@ -100,7 +100,7 @@ def test_a_loss_scaler_without_synchronize_is_an_error(policy, fused):
 
 
 def resumed(rank: int, stop: int):
-    """Eight steps; after `stop` of them everything is made anew from what was saved."""
+    """Make eight steps. After `stop` of them build everything again from what was saved."""
     model = make_mlp()
     optimizer = wrapped(model, codec="int4")
     train(model, optimizer, stop, rank)
@@ -122,7 +122,7 @@ def test_a_resumed_run_goes_on_bit_by_bit():
 
 
 def saved_between(rank: int):
-    """model.state_dict() right after step(), while the step is still under way."""
+    """Call model.state_dict() right after step(), while the step is still in progress."""
     model = make_mlp()
     optimizer = wrapped(model)
     train(model, optimizer, 3, rank)
@@ -136,7 +136,7 @@ def test_a_models_state_dict_has_the_whole_step():
 
 
 def backward_twice(rank: int, on: set[int]):
-    """On these ranks; the others learn of it when they wait for the next step."""
+    """Ranks in `on` run backward twice. The others learn of it when they wait for the next step."""
     model = make_mlp()
     optimizer = wrapped(model)
     with pytest.raises(thinwire.InvalidArgumentError, match=rf"rank {min(on)}.*no_sync\(\)"):
@@ -147,7 +147,7 @@ def backward_twice(rank: int, on: set[int]):
             optimizer.step()
             optimizer.finish()
     dist.barrier()
-    with contextlib.suppress(thinwire.InvalidArgumentError):  # what was in flight ends the same way
+    with contextlib.suppress(thinwire.InvalidArgumentError):  # pending work fails alike
         optimizer.close()
 
 
@@ -161,7 +161,8 @@ def penalty_of(model: torch.nn.Module) -> torch.Tensor:
 
 
 def penalty_before_forward(rank: int, finishes: bool):
-    """Its gradients, which are made before the forward pass, must be those of the whole step."""
+    """The penalty's gradients are computed before the forward pass, with the finished step's
+    weights."""
     model, expected = make_mlp(), make_mlp()
     sgd = make_sgd(expected)
     optimizer = wrapped(model)
@@ -189,7 +190,7 @@ def test_gradients_of_parameters_that_lack_their_last_step_are_an_error():
 
 
 def made_anew(rank: int):
-    """On the same model, half-way, with a layer that is unfrozen then."""
+    """Make a new optimizer half-way on the same model, with a layer that is unfrozen then."""
     model = make_mlp()
     model[0].requires_grad_(False)
     optimizer = wrapped(model)
@@ -246,7 +247,7 @@ def test_what_couples_parameters_is_refused():
 
 
 def refused(rank: int):
-    from torch.distributed.optim import ZeroRedundancyOptimizer  # which warns
+    from torch.distributed.optim import ZeroRedundancyOptimizer  # it warns
 
     model = make_mlp()
     with pytest.raises(thinwire.InvalidArgumentError, match="LBFGS"):

@@ -1,4 +1,4 @@
-"""Plain modules whose compression owns the momentum: what onebit and sparse topk need."""
+"""Plain modules whose compression owns the momentum, which onebit and sparse topk need."""
 
 import pytest
 import thinwire
@@ -27,7 +27,7 @@ def train(model, optimizer, rank: int, steps: int, start: int = 0) -> float:
 
 
 def trained(rank: int, codec: str, policy: str, nesterov: bool):
-    model = make_mlp(seed=rank)  # rank 0's is taken
+    model = make_mlp(seed=rank)  # all ranks get rank 0's
     optimizer = owning(model, codec, policy, nesterov, weight_decay=0.01)
     loss = train(model, optimizer, rank, 150)
     optimizer.finish()
@@ -40,11 +40,11 @@ def test_every_policy_gives_the_same_weights(codec, nesterov):
     found = [one for policy in POLICIES for one in run(trained, codec, policy, nesterov)]
     assert len({digest for digest, _ in found}) == 1
     plain = run(trained, "fp32", "p3", nesterov)[0][1]
-    assert found[0][1] == pytest.approx(plain, rel=1.0)  # the first loss is several times that
+    assert found[0][1] == pytest.approx(plain, rel=1.0)  # the first loss is several times as large
 
 
 def as_sgd(rank: int, policy: str, nesterov: bool):
-    """Uncompressed it is the optimizer's own recursion, but for the order of rounding."""
+    """Uncompressed, it is the optimizer's own recursion, apart from the order of rounding."""
     options = {"nesterov": nesterov, "weight_decay": 0.01}
     model, expected = make_mlp(), make_mlp()
     optimizer = owning(model, "fp32", policy, **options)
@@ -91,10 +91,10 @@ def test_a_resumed_run_goes_on_bit_by_bit():
 
 
 def half_way(rank: int, loads: bool):
-    """A plain optimizer's buffers go on in ours: those it has, or those of its state_dict."""
+    """The compression takes over an optimizer's buffers: those it holds, or of its state_dict."""
     model = make_mlp()
     sgd = make_sgd(model, weight_decay=0.01)
-    train(model, sgd, 0, 5)  # the same on both ranks
+    train(model, sgd, 0, 5)  # same batches on both ranks
     if loads:
         saved = sgd.state_dict()
         optimizer = owning(model, "fp32")
@@ -115,7 +115,7 @@ def test_buffers_that_exist_move_along(loads):
 
 
 def moved_twice(rank: int):
-    """A second owner finds the weight decay in the state that an optimizer has loaded."""
+    """A second owner finds the weight decay in the state that its optimizer has loaded."""
     model = make_mlp()
     first = make_sgd(model, weight_decay=0.01)
     State("onebit", momentum=0.9).take_momentum(first)
@@ -149,7 +149,7 @@ def refused(rank: int):
     loss_of(model, data(1, rank)).backward()
     with pytest.raises(thinwire.InvalidArgumentError, match=r"momentum=0\.9 again"):
         optimizer.step()
-    dist.barrier()  # the other one may be in its backward pass
+    dist.barrier()  # the other rank may be in its backward pass
 
 
 def test_what_does_not_go_together_is_refused():

@@ -1,4 +1,5 @@
-"""One place of settings: C struct, mirror, arguments, environment, types, docs are equal to it."""
+"""The settings are defined in one place. The C struct, its mirror, arguments, environment, types
+and docs agree with it."""
 
 import ctypes
 import dataclasses
@@ -33,7 +34,7 @@ def clean_environment(monkeypatch):
 
 
 class Sample(NamedTuple):
-    """A value of a setting, the same as text, another one, and the first in the field(s) of C."""
+    """A value of a setting, the same as text, another value, and the first as the C field(s)."""
 
     value: Any
     text: str
@@ -41,7 +42,7 @@ class Sample(NamedTuple):
     in_c: dict[str, Any]
 
 
-# Settings whose kind has not a sample that fits them.
+# Settings for which the samples of their kind do not fit.
 SAMPLES = {
     "scope": Sample("all", "all", "backward", {}),
     "device": Sample("cuda:1", "cuda:1", "cuda:2", {"device": b"cuda:1"}),
@@ -73,7 +74,7 @@ def settings() -> list[str]:
 
 
 def sample_of(option: options.Option) -> Sample | None:
-    """Of a kind that says all of its settings; a new one is tested from its first day."""
+    """Return a sample for a kind whose settings all accept it, so new settings are tested too."""
     if option.kind is options._FLAG:
         return Sample(True, "1", False, {option.field: 1} if option.field else {})
     if option.kind is options._TEXT:
@@ -136,7 +137,7 @@ def layout(struct: str, name: str, c_type: str, offset: int) -> list[str]:
 
 
 def declared_fields(struct: str) -> list[str]:
-    """The names between the braces, in their order."""
+    """Return the names between the braces, in order."""
     text = re.sub(r"/\*.*?\*/", "", HEADER.read_text(), flags=re.S)
     body = re.search(r"typedef struct \{([^{}]*)\} " + struct + ";", text)[1]
     names = []
@@ -173,7 +174,7 @@ def test_the_list_has_the_types_of_the_header(tmp_path):
 
 
 def test_a_new_field_fills_eight_bytes():
-    """Padding at the end of an older struct would else be read as a field of the next one."""
+    """Otherwise padding at the end of an older struct would be read as a field of the next one."""
     names = [option.field for option in FIELDS]
     added = names[names.index(LAST_OF_THE_FIRST_RELEASE) + 1 :]
     assert added
@@ -181,7 +182,7 @@ def test_a_new_field_fills_eight_bytes():
         assert getattr(_library.Options, name).size == 8, name
 
 
-# Config and what C gets of it.
+# Config, and what C gets of it.
 
 
 def test_defaults():
@@ -189,7 +190,7 @@ def test_defaults():
     plain = _library.options_of(config.Config())
     for option in FIELDS:
         default = getattr(config.Config(), option.setting) if option.setting else None
-        if isinstance(default, str):  # the only defaults that Python says to C
+        if isinstance(default, str):  # the only defaults that Python passes to C
             assert getattr(plain, option.field) == default.encode() == option.default.encode()
         elif option.setting:
             assert not getattr(plain, option.field), option.field
@@ -219,7 +220,7 @@ def test_a_long_timeout_is_the_longest_that_there_is():
 def test_argument_then_environment_then_default(monkeypatch, option):
     sample, name = SAMPLES[option.setting], option.setting
     assert getattr(config.resolve(), name) == getattr(config.Config(), name)
-    for variable in reversed(option.variables):  # the first one goes before the others
+    for variable in reversed(option.variables):  # the first takes precedence
         monkeypatch.setenv(variable, sample.text)
         assert getattr(config.resolve(), name) == sample.value
         monkeypatch.setenv(variable, str(sample.other))
@@ -249,7 +250,7 @@ def test_a_value_that_c_could_not_hold_is_refused(setting):
         config.resolve(**setting)
 
 
-OF_LIBRARIES = {"kSharingSetting"}  # NCCL's own, which it reads itself
+OF_LIBRARIES = {"kSharingSetting"}  # NCCL's own, which NCCL reads itself
 
 
 def test_only_config_reads_the_environment():
@@ -268,7 +269,7 @@ def test_only_config_reads_the_environment():
 
 
 def test_the_shims_variables_are_known():
-    """Python would else warn of one that a user sets for the shim."""
+    """Otherwise Python would warn of a variable that a user sets for the shim."""
     text = (ROOT / "integrations" / "nccl_shim" / "nccl_shim_settings.cc").read_text()
     read = set(re.findall(r'"(THINWIRE_\w+)"', text))
     assert len(read) > 5 and read <= set(config.VARIABLES)
@@ -280,13 +281,13 @@ def test_the_shims_variables_are_known():
 
 
 def arguments_of(function: Any) -> tuple[set[str], bool]:
-    """The names of its arguments, and whether it passes others on."""
+    """Return the names of the arguments, and whether the function passes others on."""
     parameters = inspect.signature(function).parameters.values()
     passes_on = any(p.kind is p.VAR_KEYWORD for p in parameters)
     return {p.name for p in parameters if p.kind is not p.VAR_KEYWORD}, passes_on
 
 
-# Arguments that adapters take beside the settings.
+# Arguments that adapters take besides the settings.
 THEIR_OWN = {
     "State": {
         "process_group", "clip_value", "clip_norm", "names", "structure", "warm_up_steps",
@@ -303,7 +304,7 @@ def test_adapters_take_the_settings_under_the_same_names(adapter):
     names, passes_on = arguments_of(getattr(torch_part, adapter))
     taken = names - THEIR_OWN[adapter]
     assert taken <= set(options.ARGUMENTS), "an argument that the list does not know"
-    if adapter == "all_reduce":  # of one codec; the rest is the environment's
+    if adapter == "all_reduce":  # for one codec; the rest is read from the environment
         assert taken == {"codec", "strict"}
     elif not passes_on:
         missing = set(options.ARGUMENTS) - taken
@@ -314,7 +315,7 @@ def test_adapters_take_the_settings_under_the_same_names(adapter):
 
 
 def types_of(hint: Any) -> set[type]:
-    """The types of a value; those of a Literal's values, and NoneType for None."""
+    """Return the types of a value; for a Literal those of its values, for None NoneType."""
     if get_origin(hint) is Literal:
         return {type(value) for value in get_args(hint)}
     parts = get_args(hint)
@@ -323,7 +324,7 @@ def types_of(hint: Any) -> set[type]:
 
 def test_settings_have_types_that_fit_their_values():
     hints, fields = get_type_hints(Settings), get_type_hints(config.Config)
-    assert set(hints) == set(options.ARGUMENTS) - {"codec"}  # which is an argument of its own
+    assert set(hints) == set(options.ARGUMENTS) - {"codec"}  # a separate argument
     for name, sample in SAMPLES.items():
         assert type(sample.value) in types_of(fields[name]), name
         if name in hints:
@@ -357,7 +358,7 @@ def test_options_have_the_names_and_types_of_what_compress_hands_on():
 
 
 def pair(settings: list[config.Config], name: str) -> list[thinwire.Error | None]:
-    """The ends of two ranks of one process."""
+    """Return the outcomes of two ranks in this process."""
 
     def be(rank: int) -> thinwire.Error | None:
         own = dataclasses.replace(settings[rank], local_group=name)
@@ -398,7 +399,7 @@ def test_the_list_says_what_must_be_equal_and_the_default(option, tmp_path):
 
 
 class NobodyCame:
-    """A store in which nobody else ever writes."""
+    """A store in which no other rank ever writes."""
 
     waited_s = 0.0
 

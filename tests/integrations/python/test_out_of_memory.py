@@ -1,4 +1,4 @@
-"""What users read when a device is full."""
+"""The message that users read when a device is out of memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ OUT_OF_MEMORY = 9  # TW_OUT_OF_MEMORY
 
 
 class Allocator(types.SimpleNamespace):
-    """torch.cuda with bytes that are held and in use, by device."""
+    """Stands in for torch.cuda: reserved and allocated bytes per device."""
 
     def is_initialized(self) -> bool:
         return self.initialized

@@ -39,7 +39,7 @@ served.close()
 
 @pytest.mark.parametrize("overlap", ["overlap", "step"])
 def test_a_rate_by_epoch_in_ssp_waits_for_no_gradient(overlap, tmp_path):
-    """Worker 0 waits for the new rate, while the other makes more updates than the bound allows."""
+    """Worker 0 waits for the new rate while the other makes more updates than the bound allows."""
     program = tmp_path / "rates.py"
     program.write_text(RATES)
     printed = run_program(
@@ -111,8 +111,8 @@ def test_a_share_in_one_process_has_the_datasets_batches(tmp_path):
 
 @pytest.mark.parametrize("make", [torch.optim.SGD, torch.optim.AdamW])
 def test_a_loop_with_the_optimizer_on_the_server_is_torchs(make, tmp_path):
-    """To rounding, with a parameter that has no gradient in some steps, a new learning rate, and a
-    checkpoint in the middle."""
+    """The loop has a parameter without a gradient in some steps, a new learning rate, and a
+    checkpoint in the middle. The results agree up to rounding."""
     torch.manual_seed(3)
 
     def net():
@@ -144,7 +144,7 @@ def test_a_loop_with_the_optimizer_on_the_server_is_torchs(make, tmp_path):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
     served.close()
     served.close()
-    ours(torch.randn(1, 20))  # the hooks are gone
+    ours(torch.randn(1, 20))  # the hooks are removed
 
 
 @pytest.mark.parametrize("codec", [None, "int4"])
@@ -245,7 +245,7 @@ served.close()
     [("sync", 0.1), ("async", 0.03), ("ssp:staleness=2", 0.03), ("sync:quorum=1,grace=0.1", 0.05)],
 )
 def test_models_train_in_every_mode(mode, lr, tmp_path):
-    """int4 both ways. In sync all workers end with the same bits."""
+    """int4 in both directions. In sync mode all workers end with the same bits."""
     program = tmp_path / "trained.py"
     program.write_text(TRAINED)
     printed = run_program(program, mode, str(lr), world=3, environment={"THINWIRE_SERVERS": "1"})
@@ -296,7 +296,7 @@ def test_a_copy_of_the_model_has_its_values_and_waits_for_nothing():
     waited, wait = [], served.store.wait
     served.store.wait = lambda name=None: (waited.append(name), wait(name))
     net.state_dict()
-    assert waited == [None]  # for all
+    assert waited == [None]  # for all samples
     file = io.BytesIO()
     torch.save(net, file)
     file.seek(0)

@@ -1,4 +1,4 @@
-"""Private names of torch stay in one file, so that one file is to be mended for a new torch."""
+"""Private names of torch are used in one file only: a new torch requires fixes in one place."""
 
 import ast
 from pathlib import Path
@@ -10,7 +10,7 @@ PRIVATE = PACKAGE / "torch" / "private.py"
 FILES = sorted(PACKAGE.rglob("*.py"))
 # Not torch's: NamedTuple and ctypes structures have these public names.
 PUBLIC = {"_asdict", "_fields", "_fields_", "_replace"}
-# A module of torch that has no underscore, and that torch's documentation does not know.
+# A module of torch without an underscore that torch's documentation does not list.
 UNDOCUMENTED = {"distributed_c10d"}
 
 
@@ -21,7 +21,7 @@ def is_private(name: str) -> bool:
 
 
 def own_names(tree: ast.AST) -> set[str]:
-    """Private names that this file gives to its own attributes and methods."""
+    """Return the private names that this file gives to its own attributes and methods."""
     own = set()
     for node in ast.walk(tree):
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)):

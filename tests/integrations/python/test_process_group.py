@@ -1,5 +1,5 @@
-"""A process group whose allreduce of floats is compressed: registered with torch, and one that
-meets its ranks anew after a loss."""
+"""A process group that compresses allreduces of floats, registered with torch; and one whose ranks
+meet again after a loss."""
 
 import datetime
 import gc
@@ -19,11 +19,11 @@ from torch.distributed._functional_collectives import all_reduce as all_reduce_f
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-NUMEL = 100_000  # compressed
+NUMEL = 100_000  # enough to be compressed
 
 
 def serve(rank: int) -> tuple[dist.TCPStore | None, int]:
-    """A store that rank 0 serves, and its port."""
+    """Return a store that rank 0 serves, and its port."""
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     box = [store.port]
     dist.broadcast_object_list(box)
@@ -35,7 +35,7 @@ def collectives(rank: int) -> dict[str, torch.Tensor]:
     group = ProcessGroup("int8", scope="all")
     group.configure(f"127.0.0.1:{port}/one", rank, 2)
     floats = torch.full((NUMEL,), 1.0 + rank)
-    floats[::100] = 100.0  # so that ones are less than a step of int8
+    floats[::100] = 100.0  # so that ones are below a step of int8
     found = {
         "floats": floats,
         "average": floats.clone(),
@@ -87,7 +87,7 @@ def go_on_alone(rank: int) -> list[float]:
     for ranks in ((0, 1), (0,)):  # 3 -> 2 -> 1
         if rank not in ranks:
             client = dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
-            client.set("rank 1 is through", "")  # rank 0's next configure() fails what is in flight
+            client.set("rank 1 is through", "")  # rank 0's next configure() fails pending work
             client.wait(["done"])
             return sums
         left = None
@@ -95,7 +95,7 @@ def go_on_alone(rank: int) -> list[float]:
             store.wait(["rank 1 is through"])
             left = group.allreduce([torch.ones(NUMEL)])
         group.configure(f"127.0.0.1:{port}/{len(ranks)}", rank, len(ranks))
-        if left is not None:  # rank 1 has no part in it
+        if left is not None:  # rank 1 takes no part in it
             with pytest.raises(thinwire.Error, match="rank 0 left the process group"):
                 left.wait()
         tensor = torch.ones(NUMEL)
@@ -103,7 +103,7 @@ def go_on_alone(rank: int) -> list[float]:
         assert group.errored() is None
         sums.append(tensor[0].item())
     store.set("done", "")
-    assert store.check(["done"])  # it has gone through the server, which ends with this process
+    assert store.check(["done"])  # set() has reached the server, which ends with this process
     return sums
 
 
@@ -128,7 +128,7 @@ def register_and_train(rank: int, store: str) -> tuple[torch.Tensor, float, str]
     dist.barrier()
     if rank == 1:
         os._exit(3)
-    # torch raises what its own futures keep of it, so the type is errored()'s.
+    # torch raises its own futures' copy of the error, so errored() has the type
     with pytest.raises(RuntimeError):
         for _ in range(3):
             ddp(torch.randn(4, 300)).square().sum().backward()
@@ -162,7 +162,7 @@ def test_configure_says_what_is_wrong():
         group.configure(f"127.0.0.1:{store.port}/x", 0, 2)
 
 
-# What others call of the default group: init_process_group("wired") in place of "gloo".
+# What programs call on the default group: init_process_group("wired") in place of "gloo".
 
 
 def rejoin(
@@ -175,7 +175,7 @@ def rejoin(
 
 
 def futures_after_waits(rank: int, store: str) -> int:
-    """How many works were not done after their wait()."""
+    """Return how many works were not done after wait()."""
     group, late = rejoin(rank, store, scope="all"), 0
     for _ in range(400):
         work = group.allreduce([torch.ones(4)])
@@ -207,7 +207,7 @@ def test_the_default_group_has_a_name(tmp_path):
 
 
 def join_uneven(rank: int, store: str, ours: bool, fixed: bool) -> torch.Tensor:
-    """The weights after a step more on rank 0 than on rank 1."""
+    """Return the weights after training with one step more on rank 0 than on rank 1."""
     if ours:
         rejoin(rank, store)
     torch.manual_seed(0)
@@ -310,7 +310,7 @@ def test_sequence_numbers_barriers_and_the_end(tmp_path):
 
 def leave_at_once(rank: int, path: str) -> int:
     store, timeout = dist.FileStore(path, 2), datetime.timedelta(seconds=60)
-    for number in range(100):  # one in fifty failed to connect when the other had left
+    for number in range(100):  # one in fifty failed to connect because the other had left
         private.gloo_group(dist.PrefixStore(str(number), store), rank, 2, timeout)
     return number
 
@@ -326,7 +326,7 @@ def timeouts_and_futures(rank: int, store: str) -> bool:
     work.get_future().wait()
     group.set_timeout(datetime.timedelta(seconds=0.5))
     end = dist.FileStore(f"{store} end", 2)
-    if rank == 1:  # it takes no part
+    if rank == 1:  # rank 1 takes no part
         end.wait(["end"])
     else:
         with pytest.raises(thinwire.TimeoutError):
@@ -342,7 +342,7 @@ def test_sends_have_futures_and_the_deadline_can_be_set(tmp_path):
 
 
 def as_torchfts(_rank: int) -> tuple[bool, list[float]]:
-    """A group of one rank, with a stand-in for torchft, which refuses what it does not override."""
+    """Make a group of one rank, with a stand-in for torchft that refuses what is not overridden."""
 
     class Theirs(dist.ProcessGroup):
         def allreduce(self, *_: object) -> None:
@@ -369,7 +369,7 @@ def test_torchfts_is_a_process_group_of_torchft():
 
 
 def test_a_gather_that_failed_stays_failed():
-    """Each wait raises the first one's error, and nothing reports a success."""
+    """Each wait raises the first wait's error, and nothing reports success."""
 
     def lose() -> None:
         raise thinwire.PeerLostError("rank 0, tensor 'w': rank 1 is lost")

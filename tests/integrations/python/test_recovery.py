@@ -1,4 +1,4 @@
-"""After an error the ranks that are left build a new group, call recover() once, and go on: no
+"""After an error the remaining ranks build a new group, call recover() once, and continue: no
 residual is lost or sent twice, and replicas are bit-identical."""
 
 import contextlib
@@ -25,11 +25,11 @@ from torch.nn.parallel import DistributedDataParallel
 from trainers import WAYS, Trainer
 
 LAST = 5  # the step in which a rank dies
-MORE = 20  # steps after it
+MORE = 20  # steps after that step
 
 
 def regroup(folder: str, rank: int, world: int, generation: int = 1) -> None:
-    """What the user does: the old process group ends, and another one begins."""
+    """Do what the user does: end the old process group and begin a new one."""
     dist.destroy_process_group()
     dist.init_process_group(
         "gloo", init_method=f"file://{folder}/{generation}", rank=rank, world_size=world
@@ -65,7 +65,7 @@ def lose_a_rank(rank: int, way: str, folder: str):
 
 
 def never_fail(rank: int, way: str, steps: int):
-    """What is kept after that many steps."""
+    """Return the residuals and momentum after that many steps without a failure."""
     trainer = Trainer(way)
     for step in range(steps):
         trainer.step(step, rank)
@@ -96,13 +96,13 @@ def test_two_of_three_ranks_go_on(way, tmp_path):
             ]
             assert any(agreed), name
             assert not second.any()
-            if way != "delay":  # whose means come a step later
+            if way != "delay":  # its means come a step later
                 assert result.step == LAST and agreed[1], (name, agreed, result)
     assert len(digests) == 1
 
 
 def lose_the_means(until: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All exchanges of this rank end as ever, and then fail here, once `until` is there."""
+    """This rank's exchanges end normally, and then raise an error here, once `until` exists."""
     ended = comm.Bucket.wait_stream
 
     def wait_stream(bucket: comm.Bucket, stream: int | None) -> None:
@@ -115,7 +115,7 @@ def lose_the_means(until: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def fail_on_rank_0(rank: int, way: str, folder: str):
-    """Return a trainer. Rank 1 has made a step, to the last parameter, when it fails on rank 0."""
+    """Return a trainer. Rank 1 completes a step, up to the last parameter, that fails on rank 0."""
     trainer, made = Trainer(way), Path(folder) / "made"
     for step in range(LAST):
         trainer.step(step, rank)
@@ -158,7 +158,7 @@ def keeps_of_a_run(rank: int, way: str):
     ],
 )
 def test_a_step_that_one_rank_lacks_counts_as_made(way, tmp_path):
-    """All goes on as if the step had failed nowhere, bit by bit."""
+    """Everything continues bit by bit as if the step had failed nowhere."""
     ranks = run(one_lacks_the_step, way, str(tmp_path))
     (bits, first), (_, second) = run(keeps_of_a_run, way)
     expected = (first, second)
@@ -174,8 +174,8 @@ def test_a_step_that_one_rank_lacks_counts_as_made(way, tmp_path):
 
 
 def cut_recovery(rank: int, way: str, folder: str, cut: str):
-    """The first recovery fails in a collective of torch's, as where a third rank is lost, and the
-    second one goes through."""
+    """The first recovery fails in one of torch's collectives, as if a third rank were lost, and the
+    second one succeeds."""
     trainer = fail_on_rank_0(rank, way, folder)
     regroup(folder, rank, 2)
     with pytest.MonkeyPatch.context() as monkeypatch:
@@ -183,7 +183,7 @@ def cut_recovery(rank: int, way: str, folder: str, cut: str):
 
         def lose(*arguments, **options):
             calls.append(arguments)
-            if cut != "broadcast" or len(calls) == 2:  # parameters are half of each rank's
+            if cut != "broadcast" or len(calls) == 2:  # each rank sends half of the parameters
                 raise RuntimeError("Connection closed by peer")
             return collective(*arguments, **options)
 
@@ -202,7 +202,7 @@ def cut_recovery(rank: int, way: str, folder: str, cut: str):
 @pytest.mark.parametrize("cut", ["all_gather_object", "broadcast"])
 @pytest.mark.parametrize("way", ["hook", pytest.param("p3", marks=pytest.mark.slow)])
 def test_a_recovery_that_is_cut_is_made_again(way, cut, tmp_path):
-    """All goes on as if the step had failed nowhere, bit by bit."""
+    """Everything continues bit by bit as if the step had failed nowhere."""
     ranks = run(cut_recovery, way, str(tmp_path), cut)
     (bits, first), (_, second) = run(keeps_of_a_run, way)
     for rank, expected in enumerate((first, second)):
@@ -220,7 +220,7 @@ def lose(*_: object, **__: object) -> None:
 
 
 def no_replica_is_left(rank: int, folder: str):
-    """The rank that has made the step is lost while it hands over its parameters."""
+    """The rank that has completed the step is lost while it sends its parameters."""
     trainer, made = Trainer("hook"), Path(folder) / "made"
     for step in range(LAST):
         trainer.step(step, rank)
@@ -242,7 +242,7 @@ def no_replica_is_left(rank: int, folder: str):
 
 
 def lose_a_rank_in_the_first_step(rank: int, folder: str):
-    """Torch's exchange of the parameters' order fails, as where a third rank is lost."""
+    """Torch's exchange of the parameters' order fails, as if a third rank were lost."""
     trainer = Trainer("p3")
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(dist, "broadcast_object_list", lose)
@@ -273,7 +273,7 @@ def test_a_rank_that_is_lost_while_replicas_are_made_is_a_typed_error():
 
 
 def lose_rank_1_at(rank: int, folder: str, moment: str):
-    """Rank 1 of three is lost before the new group's recovery, or in the middle of it."""
+    """Rank 1 of three is lost before the new group's recovery, or during it."""
     exchange = GradientExchange("int4")
     exchange.reduce({"x": data(0, rank)})
     regroup(folder, rank, 3)
@@ -340,7 +340,7 @@ def test_ranks_of_which_none_has_whole_parameters_are_told(tmp_path):
 
 
 def disagree(rank: int, way: str, folder: str):
-    """A mismatch on every rank, and a recovery of all of them; twice."""
+    """All ranks get a mismatch and recover; this happens twice."""
     trainer = Trainer(way)
     steps = iter(range(1000))
     for generation in (1, 2):
@@ -367,8 +367,8 @@ def test_all_ranks_recover_from_a_mismatch_twice(way, tmp_path):
 
 
 def leave_the_old_model(rank: int, folder: str):
-    """Rank 0 alone begins a step, which has an all-reduce of torch's own as well. That ends when
-    rank 1 lets go of its old model, long after rank 0 has."""
+    """Only rank 0 begins a step that also has an all-reduce of torch's own. The all-reduce ends
+    when rank 1 drops its old model, long after rank 0 has dropped its own."""
     model = make_mlp()
     state = State("int4", recoverable=True)
     ddp = DistributedDataParallel(model, find_unused_parameters=True)
@@ -380,7 +380,7 @@ def leave_the_old_model(rank: int, folder: str):
         else:
             state.fail(thinwire.Error("enough"))
     except thinwire.Error:
-        pass  # a traceback that was kept would keep the model
+        pass  # a traceback that is kept would keep the model alive
     kept = ddp if rank == 1 else None
     regroup(folder, rank, 2)
     state.recover(module=model)
@@ -409,11 +409,11 @@ def test_nothing_is_kept_of_a_state_that_has_died():
 
 
 def leave_without_recovery(rank: int, folder: str):
-    """Rank 0 alone begins a step, which has an all-reduce of torch's own as well, and lets go of
-    its model after its group, without recover()."""
+    """Only rank 0 begins a step that also has an all-reduce of torch's own. It then drops its model
+    after its group, without recover()."""
     ddp = DistributedDataParallel(make_mlp(), find_unused_parameters=True)
     compression = thinwire.torch.compress(ddp, "int4", timeout_s=10)
-    for step in range(2):  # the second one of DDP has a broadcast
+    for step in range(2):  # DDP's second step has a broadcast
         loss_of(ddp, data(step, rank)).backward()
     gone = Path(folder) / "gone"
     if rank == 0:
@@ -433,7 +433,7 @@ def test_a_model_dies_after_its_group_without_a_recovery(tmp_path):
 
 
 def threads_at_rest() -> int:
-    """The fewest within a moment, since those that are ending are seen for a while."""
+    """Return the fewest threads within a moment, since ending threads stay visible for a while."""
     counts = []
     for _ in range(5):
         counts.append(len(os.listdir("/proc/self/task")))
@@ -442,7 +442,7 @@ def threads_at_rest() -> int:
 
 
 def recover_often(rank: int, folder: str):
-    """Rank 1 gives up as soon as it has a step, which the other one may lack then."""
+    """Rank 1 fails the group as soon as it has a step, which rank 0 may then lack."""
     trainer, usage, unequal = Trainer("hook momentum"), [], 0
     for generation in range(1, 24):
         with contextlib.suppress(thinwire.Error):
@@ -464,10 +464,11 @@ def test_twenty_recoveries_leave_nothing_behind(tmp_path):
     assert outcomes[0][1:] == outcomes[1][1:]
     for (usage, kept), *_ in outcomes:
         early, late = usage[2], usage[-1]
-        assert late[0] <= early[0] + 8  # torch's own come and go
+        assert late[0] <= early[0] + 8  # torch's own descriptors come and go
         assert late[1] <= early[1] and late[2] <= early[2] + 4
         print(early, late, kept)
-        # Less than half a residual of each parameter a recovery; it takes along three such arrays.
+        # Less than half a residual of each parameter per recovery. A recovery keeps three arrays of
+        # that size.
         assert late[3] - early[3] < len(usage[3:]) * kept / 6
 
 

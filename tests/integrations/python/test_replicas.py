@@ -1,4 +1,4 @@
-"""Replicas that have diverged are found, and rank, tensor and step are named on every rank."""
+"""Diverged replicas are found. The error names the rank, tensor and step on every rank."""
 
 import pytest
 import thinwire

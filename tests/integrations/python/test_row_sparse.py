@@ -87,7 +87,7 @@ def sparse(rows, values, shape):
 
 
 def test_rows_are_pushed_and_pulled(kv):
-    """Rows that come twice are summed, those of several devices too; what is not touched stays."""
+    """Repeated rows are summed, as are those of several devices. Other rows stay as they are."""
     table = torch.arange(8.0).reshape(4, 2)
     kv.init("t", table, row_sparse=True)
     kv.init(["u", "v"], [table.to_sparse(1), torch.ones(3, 1).to_sparse(1)])
@@ -95,7 +95,7 @@ def test_rows_are_pushed_and_pulled(kv):
     kv.push("t", sparse([3, 0, 3], [[1.0, 2.0], [10.0, 20.0], [100.0, 200.0]], (4, 2)))
     dense = torch.zeros(4, 2)
     dense[1] = 0.5
-    kv.push("t", [sparse([1], [[5.0, 5.0]], (4, 2)), dense])  # of two devices
+    kv.push("t", [sparse([1], [[5.0, 5.0]], (4, 2)), dense])  # gradients of two devices
     expected = torch.tensor([[10.0, 21.0], [7.5, 8.5], [4.0, 5.0], [107.0, 209.0]])
     assert torch.equal(kv.row_sparse_pull("t", row_ids=range(4)), expected)
     ids = torch.tensor([[3, 0], [0, 3]], dtype=torch.int32)
@@ -111,7 +111,7 @@ def test_rows_are_pushed_and_pulled(kv):
 
 
 def test_rows_are_pushed_and_pulled_by_one_message(kv):
-    """Those that are pulled need not be those that are pushed; dense keys go along."""
+    """The pulled rows may differ from the pushed ones; dense keys travel in the same message."""
     table = torch.arange(8.0).reshape(4, 2)
     kv.init("t", table, row_sparse=True)
     kv.init("w", torch.ones(3))
@@ -129,7 +129,7 @@ def test_rows_are_pushed_and_pulled_by_one_message(kv):
     before = kv.bytes_sent()
     kv.push("t", gradient)
     kv.row_sparse_pull("t", out=out, row_ids=torch.tensor([[3, 1], [3, 3]]))
-    assert kv.bytes_sent() - before == together + 32  # a head more
+    assert kv.bytes_sent() - before == together + 32  # one header more
     kv.pushpull(["t", "w"], [gradient, torch.ones(3)], out=[out, w], row_ids=[[0], None])
     kv.wait()
     assert torch.equal(out[0], table[0] + torch.tensor([20.0, 40.0]))
@@ -184,7 +184,7 @@ def test_wrong_rows_are_typed_errors_that_say_the_fix(kv):
         with pytest.raises(thinwire.InvalidArgumentError, match=words):
             call()
     kv.set_optimizer("add", lr=1.0)
-    kv.push("t", rows)  # and the store still works
+    kv.push("t", rows)  # the store still works
     assert torch.equal(kv.row_sparse_pull("t", row_ids=[0, 1]), torch.tensor([[2.0, 2], [1, 1]]))
 
 
@@ -213,7 +213,7 @@ def test_server_optimizers_are_torchs_of_sparse_gradients(make, numbers, kv):
 
 
 class Words(torch.nn.Module):
-    """Two tables, of which one is looked up in every second step only, and a dense layer."""
+    """Has two tables, one of which is looked up only in every second step, and a dense layer."""
 
     def __init__(self):
         super().__init__()

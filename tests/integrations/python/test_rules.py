@@ -29,7 +29,7 @@ def test_what_matches_nothing_is_named():
         Rules({"embd.*": "int8", "*": "int4"}).check_names(["head.bias", "embed.weight"])
     with pytest.raises(thinwire.InvalidArgumentError, match=r"'\*\.bias' stands behind '\*'"):
         Rules({"*": "int4", "*.bias": "fp32"}).check_names(["0.bias"])
-    Rules({"*.bias": "fp32", "*": "int4"}).check_names(["0.bias"])  # the last one may be idle
+    Rules({"*.bias": "fp32", "*": "int4"}).check_names(["0.bias"])  # the last may match nothing
     for bad in ({}, {"*": 3}, {"*": "int4;int8"}):
         with pytest.raises(thinwire.InvalidArgumentError):
             Rules(bad)
@@ -74,7 +74,7 @@ def test_the_table_says_what_became_of_a_codec():
     table, _ = run(table_of, "int4", 1 << 20)[0]
     assert {row["codec"] for row in table} == {"raw"}
     table, saved = run(table_of, "topk:density=0.2", 0)[0]
-    assert {row["codec"] for row in table} == {"int4"}  # costs less in a world of two
+    assert {row["codec"] for row in table} == {"int4"}  # int4 is smaller in a world of two
     assert saved["sparse"] == []
     table, saved = run(table_of, "topk:density=0.1", 0)[0]
     assert {row["codec"] for row in table} == {"topk:density=0.1"}

@@ -9,7 +9,7 @@ from thinwire.torch import all_gather_into_tensor, reduce_scatter_tensor
 
 
 def scatter(rank: int, codec: str, op: dist.ReduceOp, dtype, async_op: bool):
-    """(this rank's part, as fp32 would be, the largest sum of magnitudes)"""
+    """Return (this rank's part, the part in fp32, the largest sum of magnitudes)."""
     world = dist.get_world_size()
     torch.manual_seed(rank)
     whole = torch.randn(world * 5003).to(dtype)
@@ -39,7 +39,7 @@ def test_means_of_half_precision_asynchronously():
 
 
 def kept(rank: int, steps: int):
-    """The mean over steps of one gradient, scattered with feedback, and that gradient."""
+    """Return the mean over steps of one gradient, scattered with feedback, and the exact mean."""
     torch.manual_seed(rank)
     whole = torch.randn(2 * 4096)
     total, part = torch.zeros(4096), torch.empty(4096)
@@ -91,7 +91,7 @@ def test_wrong_calls_say_what_was_expected():
 
 
 def as_torch(rank: int):
-    """Ours and torch's, called alike and by position, on two of three ranks."""
+    """Compare our calls and torch's, by name and by position, on two of three ranks."""
     group = dist.new_group([0, 1])
     whole = torch.arange(4.0) + rank
     mine, ours, theirs = torch.zeros(2), torch.zeros(4), torch.zeros(4)

@@ -1,4 +1,4 @@
-"""What SECURITY.md promises: where the ranks listen, and what is never written down."""
+"""The promises of SECURITY.md: where the ranks listen, and what is never written down."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ SECRET = "hf_q7Zr1TbM0vXw"
 
 
 def own_sockets() -> list[tuple[str, str]]:
-    """(local address, state) of this process's TCP sockets."""
+    """Return (local address, state) of this process's TCP sockets."""
     inodes = set()
     for name in os.listdir("/proc/self/fd"):
         try:
             inodes.add(os.readlink(f"/proc/self/fd/{name}"))
-        except FileNotFoundError:  # it was closed meanwhile
+        except FileNotFoundError:  # closed in the meantime
             continue
     found = []
     for table in ("tcp", "tcp6"):
@@ -39,14 +39,14 @@ def own_sockets() -> list[tuple[str, str]]:
 
 
 def address_of(text: str) -> str:
-    """Of the kernel's hexadecimal words, each in the host's order."""
+    """Return the address in the kernel's hexadecimal words, each of which is in host byte order."""
     words = [int(text[i : i + 8], 16).to_bytes(4, "little") for i in range(0, len(text), 8)]
     family = socket.AF_INET if len(words) == 1 else socket.AF_INET6
     return socket.inet_ntop(family, b"".join(words))
 
 
 class Board:
-    """A store of the ranks of one process."""
+    """A store for ranks in one process."""
 
     def __init__(self) -> None:
         self._values: dict[str, bytes] = {}
@@ -71,7 +71,7 @@ def test_a_wildcard_address_would_be_seen():
         assert {("0.0.0.0", LISTENS), ("::1", LISTENS)} <= set(own_sockets())
 
 
-# Where they listen meanwhile is seen by GlooProcesses.ListensOnLoopbackOnly, in C++.
+# GlooProcesses.ListensOnLoopbackOnly, in C++, tests where ranks listen before they are connected.
 def test_ranks_are_connected_on_loopback_and_listen_no_more():
     before, board, running = set(own_sockets()), Board(), threading.Barrier(2)
 
@@ -93,7 +93,7 @@ def test_ranks_are_connected_on_loopback_and_listen_no_more():
 
 
 def write_all_that_there_is(rank: int):
-    """Log, trace, account and flight recorder of a group that fails."""
+    """Write the log, trace, description and flight recorder of a group that fails."""
     exchange = GradientExchange(codec="int4", min_bytes=0)
     exchange.reduce({"x": torch.ones(5000)})
     with pytest.raises(thinwire.MismatchError) as caught:

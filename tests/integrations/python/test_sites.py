@@ -1,5 +1,5 @@
-"""Rounds between sites: local steps, compressed updates, outer steps; equal to what the papers and
-torch do where nothing is lost, and the same bits on all members always."""
+"""Rounds between sites: local steps, compressed updates and outer steps equal those of the papers
+and of torch if nothing is lost, and all members always have the same bits."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from torch.distributed.algorithms.model_averaging.averagers import (
 )
 from torch.nn.parallel import DistributedDataParallel
 
-WIDTH = 64  # layers of more elements than go in fp32 anyway
+WIDTH = 64  # enough elements that layers are not sent in fp32 anyway
 
 
 def step(model, optimizer, number: int, rank: int) -> None:
@@ -31,7 +31,7 @@ def step(model, optimizer, number: int, rank: int) -> None:
 
 
 def one_step_rounds(rank: int):
-    """Rounds of one step with outer SGD(1), beside DDP."""
+    """Train in rounds of one step with outer SGD(1), and with DDP for comparison."""
     ours, plain = make_mlp(width=WIDTH), make_mlp(width=WIDTH)
     ddp = DistributedDataParallel(plain)
     inner = torch.optim.SGD(ours.parameters(), lr=0.05)
@@ -55,9 +55,9 @@ def test_rounds_of_one_step_are_ddp(world):
 def reference(
     model: torch.nn.Sequential, fragments, sync_every: int, delay: int, alpha: float, steps: int
 ) -> None:
-    """Streaming DiLoCo as arXiv 2501.18512 (algorithm 2) and torchft's fragments have it: every
+    """Train by Streaming DiLoCo as in arXiv 2501.18512 (algorithm 2) and torchft's fragments: every
     sync_every / fragments steps one fragment ends its round, whose update was taken `delay` steps
-    before. All members in one process's program, over torch's allreduce."""
+    before. Each member runs this, over torch's allreduce."""
     rank, world = dist.get_rank(), dist.get_world_size()
     inner = torch.optim.AdamW(model.parameters(), lr=0.01)
     outers = [
@@ -120,7 +120,7 @@ def test_streaming_is_the_papers(fragments, delay, alpha):
 
 
 def one_outer_for_all(rank: int):
-    """Fragments with one outer optimizer: it sees the fragment's gradients only."""
+    """One outer optimizer for all fragments sees only the current fragment's gradients."""
     ours, split = make_mlp(width=WIDTH), make_mlp(width=WIDTH)
     for model, shared in ((ours, True), (split, False)):
         inner = torch.optim.SGD(model.parameters(), lr=0.05)
@@ -137,7 +137,7 @@ def test_one_outer_optimizer_serves_all_fragments():
 
 
 def layer_by_layer(rank: int):
-    """Fragments of which one has no parameters, as activations among the layers of a model."""
+    """One of the fragments has no parameters, like an activation among a model's layers."""
     model = make_mlp(width=WIDTH)
     inner = torch.optim.SGD(model.parameters(), lr=0.05)
     outer = torch.optim.SGD(model.parameters(), lr=0.7)
@@ -189,7 +189,7 @@ def test_all_codecs_train_with_the_same_bits_everywhere(options, bits):
 
 
 def residual_is_fed_back(rank: int):
-    """The mean over rounds of one update comes near to the update."""
+    """The mean over rounds of one constant update approaches that update."""
     model = torch.nn.Linear(64, 64, bias=False)
     with torch.no_grad():
         model.weight.zero_()
@@ -318,7 +318,7 @@ def test_another_codec_is_a_typed_error_on_all():
 
 
 def by_the_clock(rank: int):
-    """Rank 1 makes a step in a fifth of the steps' time; both stop together."""
+    """The rounds are timed, so ranks may make different numbers of steps in each."""
     model = make_mlp(width=WIDTH)
     inner = torch.optim.SGD(model.parameters(), lr=0.05)
     every = datetime.timedelta(milliseconds=60)
@@ -377,7 +377,7 @@ def test_one_poisoner_of_five_changes_little(aggregate):
 
 
 def unlike_updates(members, numel=3000):
-    """Flat updates of members that have learned unlike things, and the result before."""
+    """Return flat updates of members that learned different things, and the result before."""
     draw = np.random.default_rng(members)
     common = draw.normal(size=numel)
     rows = [(common + 2 * draw.normal(size=numel)).astype(np.float32) for _ in range(members)]
@@ -385,19 +385,19 @@ def unlike_updates(members, numel=3000):
 
 
 def in_two(row):
-    """A flat update as that of two parameters."""
+    """Return a flat update split into two parameters."""
     flat = torch.as_tensor(np.asarray(row, np.float32))
     return {"a": flat[:1000].clone(), "b": flat[1000:].clone()}
 
 
 def clipped(rows, before, weights=None):
-    """centered_clip() of flat updates."""
+    """Return centered_clip() of flat updates."""
     each, weights = list(map(in_two, rows)), weights or [1.0] * len(rows)
     return torch.cat(list(rule_of("centered_clip")(each, weights, in_two(before)).values()))
 
 
 def plainly_clipped(rows, before):
-    """NNM's algorithm 1 and centered clipping's algorithm 2, in float64."""
+    """Return NNM's algorithm 1 and centered clipping's algorithm 2, computed in float64."""
     rows = np.asarray(rows, np.float64)
     kept = max(1, len(rows) - -(-len(rows) // 5))
     nearest = np.linalg.norm(rows[:, None] - rows[None], axis=2).argsort(1)[:, :kept]
@@ -421,7 +421,7 @@ def test_centered_clipping_is_the_papers(members):
 
 @pytest.mark.parametrize("members", [3, 4, 5])
 def test_among_unlike_updates_a_poisoner_reaches_little(members):
-    """Half of what changes if one of the honest members stays away."""
+    """The change is less than half of what it would be if one of the honest members stayed away."""
     rows, before = unlike_updates(members)
     honest, others = (torch.tensor(np.mean(rows[first:-1], 0)) for first in (0, 1))
     rows[-1] = -10 * rows[-1]
@@ -438,7 +438,7 @@ def test_a_poisoners_weight_and_numbers_that_are_not_finite_change_nothing():
 
 
 def test_sums_in_another_order_change_no_norm(monkeypatch):
-    """As another CPU makes them; centered clipping has the same bits then."""
+    """Another CPU may sum in another order. Centered clipping has the same bits nevertheless."""
     rows, before = unlike_updates(5, numel=100_000)
     (one, other, *_), found = map(in_two, rows), []
     for at_once in (65536, 4099, 1001):
@@ -451,10 +451,10 @@ def test_sums_in_another_order_change_no_norm(monkeypatch):
 
 
 def predicted(rank: int, delay: int):
-    """Rounds whose order is predicted, as on a far link, and rounds that are announced."""
+    """Train with rounds in predicted order, as over a slow link, and with announced rounds."""
     results = []
     for planned in (True, False):
-        model = make_mlp(seed=rank, width=WIDTH)  # so that the first meeting hands a state over
+        model = make_mlp(seed=rank, width=WIDTH)  # the first meeting sends a state
         inner = torch.optim.SGD(model.parameters(), lr=0.05)
         outer = torch.optim.SGD(model.parameters(), lr=0.7, momentum=0.9, nesterov=True)
         with sites.DiLoCo(
@@ -463,7 +463,7 @@ def predicted(rank: int, delay: int):
         ) as diloco:  # fmt: skip
             for number in range(24):
                 step(model, inner, number, rank)
-            diloco.sync()  # a turn that is not whole
+            diloco.sync()  # this turn is not complete
             counted = diloco._rounds._meeting._session.summary()["planned_chunks"]
         results.append((counted, [p.detach().clone() for p in model.parameters()]))
     return results

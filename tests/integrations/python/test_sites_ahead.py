@@ -1,5 +1,5 @@
-"""A round's result is applied while its bytes and votes travel, and taken back bit for bit if one
-is missing or says something else. Nothing of it shows before the commit."""
+"""A round's result is applied while its bytes and votes travel, and undone bit for bit if a vote is
+missing or differs. None of it is visible before the commit."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ OUTERS = {
 
 
 class Homemade(torch.optim.SGD):
-    """An optimizer of a user's own, whose state may be anywhere."""
+    """A user's own optimizer, which may keep its state anywhere."""
 
 
 def bits_of(fragment: Fragment) -> bytes:
@@ -120,15 +120,15 @@ def test_steps_that_somebody_watches_wait_for_the_votes():
 
 
 def shown(diloco, model) -> bytes:
-    """All that a failed round must leave as it was."""
+    """Return everything that a failed round must leave unchanged."""
     saved = diloco.state_dict()
     parts = [saved[key] for key in ("anchors", "residuals", "outer", "before", "rounds")]
     return pack([{n: p.detach() for n, p in model.named_parameters()}, *parts])
 
 
 def disagrees(rank: int, outer: str, alpha, rounds_before: int, takes_back: bool):
-    """Member 1 votes for another result. Return whether the result was applied when the vote came,
-    and whether anything of it is left afterwards."""
+    """Member 1 votes for another result. Return whether the result had been applied at the vote,
+    whether anything of it is left afterwards, and the number of rounds."""
     model = make_mlp(width=WIDTH)
     inner = torch.optim.SGD(model.parameters(), lr=0.05)
     tell, apply_ahead, seen = Meeting.tell, sites.DiLoCo.apply_ahead, []
@@ -179,8 +179,7 @@ def test_that_comparison_sees_what_is_not_taken_back():
 
 
 def fails_in_the_last_chunk(_rank: int, fails: bool, takes_back: bool):
-    """Return what was applied, in each call, whether anything of it is left
-    after the failure of that chunk, if it fails."""
+    """Return what was applied in each call, and whether anything of it is left afterwards."""
     torch.manual_seed(5)
     model = torch.nn.Sequential(*(torch.nn.Linear(512, 512, bias=False) for _ in range(4)))
     inner = torch.optim.SGD(model.parameters(), lr=0.05)
@@ -229,7 +228,7 @@ def test_each_parameter_is_applied_once():
 
 
 def dies_before_its_vote(rank: int, address: str, folder: str, alpha):
-    """Member 1 of three dies when the others have applied the round and wait for its vote."""
+    """Member 1 of three dies after the others have applied the round and wait for its vote."""
     store = dist.TCPStore("127.0.0.1", int(address), is_master=False)
     model = make_mlp(seed=rank, width=WIDTH)
     inner = torch.optim.SGD(model.parameters(), lr=0.05)
@@ -314,7 +313,7 @@ def codec_of(sizes: dict[str, int]) -> wire.UpdateCodec:
 
 
 def test_chunks_end_with_small_ones():
-    """Nothing travels while the last chunk is worked on."""
+    """Nothing travels while the last chunk is processed."""
     codec = codec_of({"a": 3_000_000, "b": 100, "c": 2_000_000})
     assert [at for chunk in codec.chunks for at in chunk] == list(range(len(codec.parts)))
     lengths = [
@@ -349,8 +348,7 @@ def test_the_first_chunk_is_encoded_before_the_rest_is_computed():
 
 
 def starts_of(rank: int) -> list[tuple[str, int]]:
-    """Return the exchanges of a round's update in the order in which they were started, each with
-    its bytes."""
+    """Return the exchanges of a round's update in the order of their start, with their bytes."""
     start, started = Meeting.start, []
 
     def noted(self, name, mine):
@@ -368,7 +366,8 @@ def starts_of(rank: int) -> list[tuple[str, int]]:
 
 
 def test_a_message_is_announced_before_the_pieces_that_leave_at_once():
-    """Its receiver's notice would wait behind them, and the link would be idle until it comes."""
+    """Otherwise its receiver's notice would wait behind the pieces, and the link would be idle
+    until it arrived."""
     started = run(starts_of)[0]
     large = [at for at, (_, size) in enumerate(started) if size > 16 << 10]
     assert sum(size for _, size in started[: large[0]]) < 64 << 10

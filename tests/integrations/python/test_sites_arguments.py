@@ -1,4 +1,4 @@
-"""Arguments of rounds between sites that cannot be: typed errors, before anything is sent."""
+"""Invalid arguments of rounds between sites are typed errors, before anything is sent."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from models import make_mlp
 from thinwire.errors import InvalidArgumentError
 from thinwire.torch import sites
 
-WIDTH = 64  # layers of more elements than go in fp32 anyway
+WIDTH = 64  # enough elements that layers are not sent in fp32 anyway
 
 
 def outer_of(model: torch.nn.Module) -> torch.optim.Optimizer:
@@ -19,7 +19,7 @@ def outer_of(model: torch.nn.Module) -> torch.optim.Optimizer:
 
 
 def alone(model: torch.nn.Module) -> sites.LocalSGD:
-    """The only member."""
+    """The only member of its group."""
     inner = torch.optim.SGD(model.parameters(), lr=0.05)
     members = sites.join(torch.distributed.HashStore(), "basel", min_members=1)
     return sites.LocalSGD(members, model, inner, 4)

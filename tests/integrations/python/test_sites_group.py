@@ -1,5 +1,5 @@
-"""Sites of several ranks: one member each, equal to single-rank sites of the same batch, the same
-bits on all ranks after each round, and typed errors where a rank of a site is lost."""
+"""Sites of several ranks: each is one member, equals a single-rank site with the same batch, has
+the same bits on all ranks after each round, and raises typed errors if it loses a rank."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from thinwire.torch.sites.site import Site
 from torch.nn.parallel import DistributedDataParallel
 
 WIDTH = 64
-SITE = 2  # ranks of a site
+SITE = 2  # ranks per site
 
 
 class Groups:
-    """The world's ranks in sites of SITE neighbours."""
+    """Splits the world's ranks into sites of SITE neighbours."""
 
     def __init__(self, rank: int, **options) -> None:
         world = dist.get_world_size()
@@ -39,7 +39,7 @@ class Groups:
 
 
 def seen(model: torch.nn.Module, group) -> bool:
-    """Whether all ranks of the group have the model's bits."""
+    """Return whether all ranks of the group have the same bits of the model."""
     told = [None] * dist.get_world_size(group)
     dist.all_gather_object(told, digest(model), group=group)
     return len(set(told)) == 1
@@ -55,7 +55,7 @@ def make(members, options: dict, seed: int = 7):
 
 
 def step(model, inner, number: int, ranks) -> None:
-    """model: a DDP, or a model that sees the batches of several ranks."""
+    """model: a DDP model, or one that sees the batches of several ranks."""
     inner.zero_grad()
     loss_of(model, torch.cat([data(number, rank, WIDTH) for rank in ranks])).backward()
     inner.step()
@@ -65,7 +65,7 @@ def beside_single_ranks(rank: int, options: dict):
     groups = Groups(rank)
     model, inner, diloco = make(
         sites.static(groups.firsts), {**options, "site_group": groups.site}, seed=7 + rank
-    )  # all begin as the first rank
+    )  # all begin with rank 0's model
     alike = []
     with diloco:
         ddp = DistributedDataParallel(model, process_group=groups.site)
@@ -103,7 +103,7 @@ def test_two_sites_of_two_ranks_are_two_members_with_larger_batches(options):
         assert worst < 1e-6
         assert counted == results[0][2]
     assert counted[0] == 5 * options.get("parts", 1)
-    if "fragment_sync_delay" not in options:  # else sites have steps of their own on top
+    if "fragment_sync_delay" not in options:  # with a delay, sites make extra steps of their own
         assert len({bits for *_, bits in results}) == 1
 
 
@@ -116,7 +116,7 @@ def by_the_clock(rank: int):
     with diloco:
         ddp = DistributedDataParallel(model, process_group=groups.site)
         number = 0
-        # The ranks of a site make the same steps, and sites as many as they can.
+        # A site's ranks make the same number of steps, and each site makes as many as it can.
         while diloco.rounds < 4:
             diloco.saw(rank + 1)
             step(ddp, inner, number, [rank])
@@ -136,7 +136,7 @@ def test_rounds_by_the_clock_count_what_all_ranks_of_a_site_saw():
 
 
 def resumed(rank: int, delay: int, alpha, first_only: bool):
-    """Trains 20 steps; and 8 steps, a checkpoint, and the other 12 in another object."""
+    """Train 20 steps; and 8 steps, a checkpoint, and the other 12 in another object."""
     groups = Groups(rank)
 
     def fresh():
@@ -180,7 +180,7 @@ def test_a_site_that_resumes_is_as_never_having_stopped(delay, alpha, first_only
 
 
 def counts_on_some(rank: int, who: tuple[int, ...], weight: float | None):
-    """One site of three ranks and one of one, of which only the ranks `who` call saw()."""
+    """A site of three ranks and a site of one rank, in which only the ranks `who` call saw()."""
     site, alone = dist.new_group([0, 1, 2]), dist.new_group([3])
     firsts = dist.new_group([0, 3])
     options = {"site_group": site if rank < 3 else alone, "sync_every": 2, "weight": weight}
@@ -189,7 +189,7 @@ def counts_on_some(rank: int, who: tuple[int, ...], weight: float | None):
         for number in range(2):
             if rank in who:
                 diloco.saw(8)
-            step(model, inner, number, [0])  # equal batches, and so equal weights in a site
+            step(model, inner, number, [0])  # equal batches, so equal weights within a site
     return diloco.rounds
 
 
@@ -231,7 +231,7 @@ def die() -> None:
 
 
 def loses_a_rank(rank: int, address: str, who: int, when: str):
-    """Three sites of two ranks; rank `who` of the last one dies in the fourth round."""
+    """Of three sites of two ranks, rank `who` of the last site dies in the fourth round."""
     groups = Groups(rank)
     model, inner, diloco = joined(rank, groups, address, min_members=3)
     with diloco:
@@ -241,7 +241,7 @@ def loses_a_rank(rank: int, address: str, who: int, when: str):
             if groups.number == 2 and diloco.rounds == 3:
                 dies_at(when) if rank % SITE == who else None
             inner.zero_grad()
-            loss = loss_of(model, data(number, groups.number, WIDTH))  # equal batches in a site
+            loss = loss_of(model, data(number, groups.number, WIDTH))  # equal batches within a site
             loss.backward()
             inner.step()
             number += 1
@@ -280,8 +280,8 @@ def wait_for(file: Path) -> None:
 
 
 def waits_in_a_round(rank: int, address: str, folder: str):
-    """Site 1 is in a round, for which site 0 lets it wait, when its rank 3 dies. Site 0 comes back
-    when rank 2 has heard of that."""
+    """Site 1 waits in a round for site 0 when its rank 3 dies. Site 0 leaves once rank 2 has
+    learned of that."""
     groups = Groups(rank)
     model, inner, diloco = joined(rank, groups, address, timeout_s=60)
     heard, took = Path(folder) / "heard", 0.0
@@ -312,11 +312,11 @@ def test_a_site_that_waits_for_others_hears_at_once_of_a_lost_rank(store, tmp_pa
     outcomes = outcomes_of(waits_in_a_round, store, str(tmp_path), world=4)
     assert outcomes[3].exit_code == -signal.SIGKILL
     assert not outcomes[2].error, outcomes[2].trace
-    assert 1 <= outcomes[2].value < 60  # the round would have ended at the deadline
+    assert 1 <= outcomes[2].value < 60  # earlier than the round's deadline
 
 
 def waits_to_meet(rank: int, address: str):
-    """The only site there is waits for a second one when its rank 1 dies."""
+    """The only site waits for a second one when its rank 1 dies."""
     groups = Groups(rank)
     _, _, diloco = joined(rank, groups, address)
     if rank == 1:
@@ -334,7 +334,7 @@ def test_a_site_that_waits_for_a_meeting_hears_at_once_of_a_lost_rank(store):
     outcomes = outcomes_of(waits_to_meet, store, world=2)
     assert outcomes[1].exit_code == -signal.SIGKILL
     assert not outcomes[0].error, outcomes[0].trace
-    assert outcomes[0].value < 60  # for which a member waits for others
+    assert outcomes[0].value < 60  # earlier than the deadline of a member that waits for others
 
 
 def joins_later(rank: int, address: str, folder: str):
@@ -423,8 +423,8 @@ def test_ranks_of_one_name_are_asked_whether_they_are_a_site(store):
 
 
 def stands_still(rank: int, address: str, folder: str):
-    """Rank 3 is stopped in a round for which its site waits; rank 2 wakes it after its error, and
-    then site 0 comes back."""
+    """Rank 3 is stopped in a round in which its site waits. Rank 2 wakes it after its own error,
+    and then site 0 leaves."""
     groups = Groups(rank)
     model, inner, diloco = joined(rank, groups, address, timeout_s=8)
     pid_file, over = Path(folder) / "pid", Path(folder) / "over"
@@ -464,7 +464,7 @@ def stands_still(rank: int, address: str, folder: str):
 
 def test_a_site_whose_rank_stands_still_ends_at_the_deadline(store, tmp_path):
     results = run(stands_still, store, str(tmp_path), world=4)
-    assert results[2] > 7  # the deadline is 8, and the other site comes after the error
+    assert results[2] > 7  # the deadline is 8 s, and site 0 leaves only after the error
     assert results[3] > 0
 
 

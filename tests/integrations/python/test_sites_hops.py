@@ -1,4 +1,4 @@
-"""Rounds of more than eight members go in two hops: fewer bytes, the same bits on all members, and
+"""Rounds of more than eight members take two hops: fewer bytes, the same bits on all members, and
 nothing that compression loses is lost for good."""
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def zeros_like(update):
 @pytest.mark.parametrize("spec", ["fp32", "int4", "int8:down=int4", "adaptive"])
 @pytest.mark.parametrize("members", [2, 9, 13, 40])
 def test_owners_make_the_result_of_all(spec, members):
-    """Without a network: slices to owners, and their results to all."""
+    """Send slices to owners and their results to all members, without a network."""
     sizes = {"bias": 10, "weight": 300_000, "norm": 63, "head": 70_001}
     codec = codec_of({"*": spec}, sizes)
     parts = [at for owner in range(members) for at in codec.owned(owner, members)]
@@ -73,7 +73,7 @@ def test_owners_make_the_result_of_all(spec, members):
 
 
 def rounds_of(rank: int, codec: str, count: int):
-    """Rounds of one update that each member has made up, which stays the same."""
+    """Return what rounds do with one made-up update per member, which is the same in each round."""
     model = torch.nn.Linear(COLUMNS, ROWS, bias=False)
     with torch.no_grad():
         model.weight.zero_()
@@ -86,7 +86,7 @@ def rounds_of(rank: int, codec: str, count: int):
             inner.step()
         report, sent = local.reports[-1], local.stats()["sent_bytes"]
         residual = local.state_dict()["residuals"][0]["weight"].view(ROWS, COLUMNS)
-    # Gradients of LocalSGD's outer step are anchor minus parameters: residuals have that sign.
+    # LocalSGD's outer gradients are anchor minus parameters; residuals have the same sign.
     missing = -residual / dist.get_world_size()
     dist.all_reduce(missing)
     dist.all_reduce(change)
@@ -105,7 +105,7 @@ def test_two_hops_send_what_the_formula_says_and_lose_nothing(codec):
     hops = encoded_bytes(info.up, numel) + encoded_bytes(info.down, numel)
     expected = (MEMBERS - 1) / MEMBERS * hops
     for _, off, rough, sent, report in results:
-        assert off < 1e-4  # with what is still to be sent the sum is exact
+        assert off < 1e-4  # with the residuals that are not sent yet, the sum is exact
         assert rough < 1.5
         assert abs(sent - expected) < 0.02 * expected + 4000  # headers and votes
         assert report.norms == report.cosines == ()
@@ -113,7 +113,7 @@ def test_two_hops_send_what_the_formula_says_and_lose_nothing(codec):
 
 
 def entries(rank: int):
-    """Entries of topk, and rules that bear poisoners."""
+    """Train with topk, and with an aggregation that tolerates poisoners."""
     model = make_mlp(width=64)
     inner = torch.optim.SGD(model.parameters(), lr=0.05)
     found = []
@@ -142,8 +142,8 @@ def dies_with_results(meeting, name, mine):
 
 
 def killed_as_owner(rank: int, address: str):
-    """Nine members; the fourth one dies when it owes the others its part of the result. The other
-    eight make the round in one hop, with the bytes that they had encoded."""
+    """Of nine members, member 4 dies before it sends its part of the result. The other eight
+    complete the round in one hop, with the bytes that they have already encoded."""
     host, _, port = address.partition(":")
     members = sites.join(
         dist.TCPStore(host, int(port), is_master=False), f"site {rank}", min_members=MEMBERS,
@@ -179,8 +179,8 @@ def test_a_round_whose_owner_dies_is_made_by_the_others():
 
 
 def ninth_comes(rank: int, address: str, folder: str):
-    """Eight members stream two fragments; the ninth one comes, and owns a part of rounds in which
-    it has nothing to say."""
+    """Eight members stream two fragments. The ninth joins, and owns a part of rounds to which it
+    contributes nothing."""
     host, _, port = address.partition(":")
     flag = Path(folder) / "now"
     members = sites.join(
@@ -226,7 +226,7 @@ def test_a_ninth_member_owns_a_part_at_once(tmp_path):
 
 
 def in_chunks(rank: int, aggregate: str):
-    """Rounds of a model that travels in several chunks, and in one."""
+    """Train rounds of a model that travels in several chunks, and in one chunk."""
     results = []
     for least in (1 << 12, 1 << 30):
         wire._CHUNK_BYTES = least
@@ -257,7 +257,7 @@ def test_chunks_change_no_bit(aggregate):
     for (many, a, reports), (one, b, others) in run(in_chunks, aggregate, world=3):
         assert many > 4 > one == 1
         assert all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
-        # Bytes between chunks differ by their padding, and digests with them.
+        # The padding between chunks differs, and so do the digests of the bytes.
         for mine, other in zip(reports, others, strict=True):
             assert mine[1] == pytest.approx(other[1], rel=1e-4)
             assert mine[2] == pytest.approx(other[2], abs=1.1e-3)

@@ -1,5 +1,5 @@
-"""Members that meet over torchft's Lighthouse, of which a fake stands here: whom it lists, who has
-gone, and majorities."""
+"""Members that meet over torchft's Lighthouse, replaced here by a fake: the members it lists, the
+members that have left, and majorities."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ LOST = errors.PeerLostError("a connection has closed")
 
 
 class FakeLighthouse:
-    """Stands for torchft.coordination: quorums of two that ask, and of others that have died or are
-    cut off, and are not missed yet."""
+    """Stands in for torchft.coordination. Its quorums have two members that ask, and others that
+    have died or are cut off, but are still listed."""
 
     def __init__(self, dead: list, misses: int) -> None:
-        """misses: quorums that still list these."""
+        """misses: number of quorums that still list the dead members."""
         self.dead, self.misses = dead, misses
         self._meet = threading.Barrier(2, action=self._make)
         self._asking: list = []
@@ -48,8 +48,9 @@ class FakeLighthouse:
 
 
 def lighthouse_meeting(monkeypatch, other_names: str, misses: int, talk, **options) -> list:
-    """Members b and c, and others that asked and do no more: what talk(members, server) made."""
-    with reserved_port() as port:  # nobody else answers there after the server has closed
+    """Members b and c meet, with others that have asked and do nothing more. Return what
+    talk(member, server) returns for each."""
+    with reserved_port() as port:  # the port stays ours when the server closes
         server = socket.create_server(("127.0.0.1", port))
         place = f"127.0.0.1:{port}"
         others = [
@@ -68,17 +69,17 @@ def lighthouse_meeting(monkeypatch, other_names: str, misses: int, talk, **optio
         return found
 
 
-@pytest.mark.parametrize("dead_name", ["a", "d"])  # the first one's store is where all connect
+@pytest.mark.parametrize("dead_name", ["a", "d"])  # all members connect at the first one's store
 def test_a_member_that_the_lighthouse_does_not_miss_yet_is_not_waited_for(monkeypatch, dead_name):
     def talk(one, gone):
-        gone.close()  # before anybody connects
+        gone.close()  # before any member connects
         return one.meet(None).names
 
     assert lighthouse_meeting(monkeypatch, dead_name, 1, talk) == [("b", "c")] * 2
 
 
 def test_a_lighthouse_that_is_started_again_is_waited_for(monkeypatch):
-    """It refuses connections in the second meeting, for a while."""
+    """It refuses connections for a while in the second meeting."""
 
     def talk(one, gone):
         gone.close()
@@ -119,7 +120,7 @@ def test_a_lighthouse_that_never_comes_back_is_a_typed_error(monkeypatch):
 def test_a_member_that_the_lighthouse_lists_and_nobody_reaches_is_a_typed_error(
     monkeypatch, quorums
 ):
-    """quorums: after so many nobody asks with it any more."""
+    """quorums: number of quorums after which no member asks any more."""
 
     def talk(one, gone):
         gone.close()
@@ -155,7 +156,7 @@ def test_a_member_that_dies_while_all_connect_is_lost(monkeypatch):
 
 @pytest.mark.parametrize("allow_split", [False, True])
 def test_a_minority_waits_for_the_others(monkeypatch, allow_split):
-    """Members b and c are cut off from a, d and e, which may go on."""
+    """Members b and c are cut off from a, d and e, which may continue."""
     options = {"timeout_s": 8, "beat_s": 0.05, "allow_split": allow_split}
 
     def talk(one, _server):
@@ -171,11 +172,11 @@ def test_a_minority_waits_for_the_others(monkeypatch, allow_split):
         assert told == ["('b', 'c')"] * 2
     else:
         here = "['b', 'c'] are here, expected more than half of the last epoch's ['a', 'b', 'c', "
-        assert any(here in each for each in told)  # the second one may hear of no quorum
+        assert any(here in each for each in told)  # the second member may get no quorum
 
 
 def test_who_has_ended_counts_in_no_majority(monkeypatch):
-    """Members a, d and e have died: nobody listens at their places."""
+    """Members a, d and e have died: their ports are closed."""
     here = threading.Barrier(2)
 
     def talk(one, server):
@@ -188,7 +189,7 @@ def test_who_has_ended_counts_in_no_majority(monkeypatch):
 
 
 def test_a_silent_member_of_a_lighthouse_is_lost(monkeypatch):
-    """Its line stays open, and nothing comes on it."""
+    """Its connection stays open, but nothing arrives."""
 
     def talk(one, _server):
         lost: Queue = Queue()
@@ -200,7 +201,7 @@ def test_a_silent_member_of_a_lighthouse_is_lost(monkeypatch):
 
 
 def close(server: socket.socket) -> None:
-    """As the end of its process does it, with all lines."""
+    """Close the server and all its connections, as the end of its process does."""
     server.setblocking(False)
     lines = []
     while True:
@@ -226,7 +227,7 @@ def test_who_stood_still_hears_that_a_later_epoch_has_begun():
             time.sleep(0.02)
 
     try:
-        for earlier in (0, 5, 127):  # 128 is told as 0
+        for earlier in (0, 5, 127):  # 128 is sent as 0
             watch(earlier, earlier)
             assert (a.lost(), b.lost()) == (None, None)
             watch(earlier, earlier + 1)

@@ -1,5 +1,5 @@
-"""Members that come, go and die: survivors lose no step, all have the same bits after each round.
-The same tests over a store of torch's and over torchft's Lighthouse, where it is installed."""
+"""Members that join, leave and die: survivors lose no step, and all have the same bits after each
+round. The same tests run over torch's store and over torchft's Lighthouse, if it is installed."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def join(address: str, name: str, **options):
     if not address.startswith("http"):
         host, _, port = address.partition(":")
         address = dist.TCPStore(host, int(port), is_master=False)
-    # A loaded machine is no dead one.
+    # A member on a loaded machine must not count as dead.
     return sites.join(address, name, **{"timeout_s": 120, "dead_s": 8.0, **options})
 
 
 class Trainer:
-    """Trains, and counts the steps that it has made, and that rounds have counted."""
+    """Trains, and counts the steps made and the steps counted by rounds."""
 
     def __init__(
         self, rank: int, address: str, sync_every=2, patience_s: float = 120, **options
@@ -54,7 +54,7 @@ class Trainer:
             self.step()
 
     def until_members(self, count: int) -> None:
-        """Until that many have made a round together."""
+        """Train until that many members have made a round together."""
         while not self.diloco.reports or len(self.diloco.reports[-1].members) != count:
             self.step()
 
@@ -62,7 +62,7 @@ class Trainer:
         return self.diloco.dump()
 
     def summary(self) -> dict:
-        """All rounds that this member committed: number -> (members, weights, digest)."""
+        """Return all rounds that this member committed: number -> (members, weights, digest)."""
         reports = {r.number: (r.members, r.weights, r.digest) for r in self.diloco.reports}
         # Each fragment counts the steps up to its last round.
         counted = [0.0, 0.0]
@@ -76,7 +76,7 @@ LAST = 11
 
 
 def check_alike(*kept: dict) -> None:
-    """All have the same state, and the same rounds from the one on that the last of them made."""
+    """Check that all have the same state, and the same rounds from the first common one on."""
     assert len({each["bits"] for each in kept}) == 1
     first = max(min(each["reports"]) for each in kept)
     rounds = [{n: r for n, r in each["reports"].items() if n >= first} for each in kept]
@@ -85,7 +85,7 @@ def check_alike(*kept: dict) -> None:
 
 
 def killed_at(rank: int, address: str, phase: str):
-    """Member 1 of three dies in its second round with them."""
+    """Member 1 of three dies in its second round."""
     trainer = Trainer(rank, address)
     with trainer.diloco:
         trainer.until_members(3)
@@ -122,7 +122,7 @@ def test_survivors_of_a_killed_member_lose_no_step(address, phase):
 
 
 def streamed_and_killed(rank: int, address: str):
-    """The same with two rounds under way."""
+    """Member 1 of three dies with two rounds in progress."""
     trainer = Trainer(
         rank, address, 6, fragment_sync_delay=4, fragment_update_alpha="rebase", codec="int4"
     )
@@ -144,7 +144,7 @@ def test_rounds_under_way_survive(address):
 
 
 def fails_after_the_vote(rank: int, address: str):
-    """Member 0 has all votes of round 3 and loses its connections before it commits; member 1
+    """Member 0 has all votes of round 3, and loses its connections before it commits; member 1
     commits the round."""
     trainer = Trainer(rank, address)
     tell = Meeting.tell
@@ -155,7 +155,7 @@ def fails_after_the_vote(rank: int, address: str):
             def lost(meeting, name, mine, *meanwhile):
                 tell(meeting, name, mine, *meanwhile)
                 Meeting.tell = tell
-                time.sleep(0.5)  # the other has committed by then, or it has not: both are right
+                time.sleep(0.5)  # the other one may have committed by then or not; both are correct
                 error = errors.PeerLostError("the connection broke after the last byte")
                 meeting.fail(error)
                 raise error
@@ -223,13 +223,13 @@ def test_one_that_leaves_does_not_stop_the_others(address):
 
 
 def stopped(rank: int, address: str, folder: str):
-    """Member 2 is stopped for longer than a dead one; it comes back with its steps."""
+    """Member 2 is stopped for longer than dead_s, and returns with its steps."""
     trainer = Trainer(rank, address)
     pid_file = os.path.join(folder, "pid")
     with trainer.diloco:
         trainer.until_members(3)
         if rank == 2:
-            trainer.step()  # that a later round is to count
+            trainer.step()  # a later round must count this step
             Path(pid_file + ".part").write_text(str(os.getpid()))
             os.rename(pid_file + ".part", pid_file)
             os.kill(os.getpid(), signal.SIGSTOP)
@@ -255,8 +255,7 @@ def test_a_stopped_member_comes_back_with_its_steps(address, tmp_path):
 
 
 def stopped_while_connecting(rank: int, address: str, folder: str):
-    """Member 2 comes to two others, stops when it has told where it listens, and is never
-    continued."""
+    """Member 2 joins two others, stops after publishing its address, and is never continued."""
     pid_file, together = os.path.join(folder, "pid"), os.path.join(folder, "together")
     while rank == 2 and not os.path.exists(together):
         time.sleep(0.01)
@@ -284,7 +283,7 @@ def stopped_while_connecting(rank: int, address: str, folder: str):
 
 
 def test_one_that_stops_while_all_connect_is_not_waited_for(address, tmp_path):
-    """The deadline of connections is 600 s."""
+    """Connecting times out after 600 s."""
     outcomes = outcomes_of(stopped_while_connecting, address, str(tmp_path), world=3)
     assert outcomes[2].exit_code == -signal.SIGKILL
     kept = []
@@ -317,7 +316,8 @@ def test_too_few_members_are_a_typed_error():
 
 
 def wrong_key(rank: int, address: str, folder: str):
-    """Nobody leaves before all have been told: who is told later would hear that one has left."""
+    """No member leaves before all have got the error; otherwise a later one would learn only that a
+    member has left."""
     key = os.path.join(folder, f"key{rank // 2}")
     members = join(address, f"site {rank}", min_members=3, key_file=key)
     model = make_mlp(width=WIDTH)

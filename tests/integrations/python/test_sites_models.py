@@ -1,4 +1,4 @@
-"""Models of rounds between sites: what is trained alike, what stays a member's own, and what is
+"""Models in rounds between sites: what all members train, what stays a member's own, and what is
 refused before it reaches other members."""
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def test_members_have_the_same_bits_of_all_models_and_buffers_of_their_own():
 
 
 def spoiled(rank: int):
-    """Rank 1 has a NaN in its second round."""
+    """Rank 1 gets a NaN in its second round."""
     model, local = made(two_layers)
     with pytest.raises(errors.Error) as raised, local:
         for number in range(6):

@@ -1,5 +1,6 @@
-"""The median and the trimmed mean of decoded updates beside numpy's: 2 to 8 members, each cut, and
-four codecs. Flower's own were the same (bench/results/epyc-zen4-2cores/sites_rules.json)."""
+"""The median and the trimmed mean of decoded updates, compared with numpy's: 2 to 8 members, each
+cut, and four codecs. Flower's own gave the same
+(bench/results/epyc-zen4-2cores/sites_rules.json)."""
 
 import pytest
 import torch
@@ -13,8 +14,8 @@ MEMBERS = (2, 3, 4, 5, 6, 8)
 
 
 def updates_of(codec: str, members: int) -> list[dict[str, torch.Tensor]]:
-    """Return what everybody decodes of updates of about the same length, the last one poisoned.
-    Those of codecs with few values have many ties."""
+    """Return the decoded updates of all members, of similar length, the last one poisoned. Codecs
+    with few values give many ties."""
     coder, decoded = rules.UpdateCodec(codec, SIZES, {}), []
     for member in range(members):
         generator = torch.Generator().manual_seed(member)
@@ -27,11 +28,11 @@ def updates_of(codec: str, members: int) -> list[dict[str, torch.Tensor]]:
 
 
 def compared(median, trimmed) -> list[dict]:
-    """Our rules beside others', which take (arrays, samples) of each member and how many to cut at
-    each end, and return arrays. `most` is the largest difference in units of what rounding may
-    make, above which 1 is wrong: in float32 k values may be added in any order, which differs by
-    k * 2**-23 of the mean of their sizes at most (Higham 2002, section 4.2, for both sums). The
-    middle value and the mean of the middle two have one rounding, so medians are equal."""
+    """Compare our rules with others', which take (arrays, samples) per member and how many to cut
+    at each end, and return arrays. `most` is the largest difference in units of the allowed
+    rounding, so above 1 is wrong: in float32 k values can be added in any order, which changes the
+    sum by at most k * 2**-23 of the mean of their sizes (Higham 2002, section 4.2, for both sums).
+    The middle value and the mean of the middle two are rounded once, so medians are equal."""
     rows = []
     for codec in CODECS:
         for members in MEMBERS:
@@ -80,7 +81,7 @@ def median(results, _cut):
 
 
 def trimmed(results, cut):
-    """scipy.stats.trim_mean's formula, in float64."""
+    """Return scipy.stats.trim_mean's formula in float64."""
     kept = [numpy.sort(rows, axis=0)[cut : len(rows) - cut] for rows in layers_of(results)]
     return [rows.astype(numpy.float64).mean(axis=0) for rows in kept]
 

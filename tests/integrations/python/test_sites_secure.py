@@ -1,4 +1,4 @@
-"""Secure sums between sites: members get the plain sum, bit for bit; one member's bytes say
+"""Secure sums between sites: members get the plain sum, bit for bit; one member's bytes reveal
 nothing; and no byte of a mask is used twice."""
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ SIZES = {"bias": 10, "weight": 5000, "norm": 63, "head": 1025}
 
 
 def exchanged(codec, weights, updates):
-    """A round without a network: masked rows, plain rows, what each lost, and the mean."""
+    """Run a round without a network. Return the masked rows, the plain rows, the sum, the scales,
+    what each member lost, and the mean."""
     members, speakers = len(weights), sum(weight > 0 for weight in weights)
     masks = masks_of(members)
     values = [
@@ -67,7 +68,7 @@ def exchanged(codec, weights, updates):
 
 
 def decoded(codec, codes: torch.Tensor) -> torch.Tensor:
-    """Codes as int64, by the layout that the class describes."""
+    """Return codes as int64, by the layout that the class describes."""
     wide = codes[: codec.wide_bytes].view(torch.int16).long()
     return torch.cat([wide, codes[codec.wide_bytes :].view(torch.int8).long()])
 
@@ -81,7 +82,7 @@ def test_the_sum_is_the_plain_integer_sum(weights):
             for values in update.values():
                 values.zero_()
     _, plain, total, scales, lost, mean = exchanged(codec, weights, updates)
-    # In 64 bits, so nothing has gone over the edge of the modulus either.
+    # The sum is taken in 64 bits, so the modulus has not overflowed either.
     assert torch.equal(decoded(codec, total), sum(decoded(codec, codes) for codes in plain))
     for name in SIZES:
         expected = sum(
@@ -97,15 +98,15 @@ def test_the_sum_is_the_plain_integer_sum(weights):
 
 
 def test_numbers_that_cancel_do_not_hide_the_scale(monkeypatch):
-    """Members whose random numbers of the highest place add up to 0 modulo 2^16: the results of a
-    run and of its repetition differed, once in 65,536 sums."""
+    """The members' random numbers for the highest place add up to 0 modulo 2^16. A run and its
+    repetition differed there, once in 65,536 sums."""
     drawn = iter([])
     monkeypatch.setattr(
         secure.secrets, "token_bytes", lambda n: struct.pack("<HH", *next(drawn)) * (n // 4)
     )
     codec = secure.SumCodec({"w": 4096})
     updates = [{"w": torch.full((4096,), each)} for each in (1.5, 1.5, 0.01)]
-    for exponent in (0, 1):  # a place of either parity
+    for exponent in (0, 1):  # an even and an odd place
         drawn = iter([(1, 1), (0xFFFF, 1), (0, 1)])
         scaled = [{"w": update["w"] * 2.0**exponent} for update in updates]
         *_, scales, _, _ = exchanged(codec, [1.0] * 3, scaled)
@@ -136,7 +137,8 @@ def test_what_is_not_finite_reaches_everybody_and_leaves_no_trace():
     assert all(values.isfinite().all() for each in lost for values in each.values())
 
 
-# 255 degrees of freedom: one of 10^10 samples of noise is above; without a mask it is millions.
+# 255 degrees of freedom: one in 10^10 samples of noise exceeds it. Without a mask the value is
+# millions.
 NOISE = 430
 
 
@@ -147,7 +149,7 @@ def chi_square(data: bytes) -> float:
 
 
 def captured(rank: int):
-    """All bytes that a member sends with a constant update, but for the headers."""
+    """Return all bytes that a member sends with a constant update, except the headers."""
     model = torch.nn.Linear(512, 256)
     with torch.no_grad():
         model.weight.zero_()
@@ -191,12 +193,13 @@ def test_one_members_bytes_are_noise_and_the_sum_of_all_is_plain():
             assert chi_square(row) < NOISE
             assert len(row) <= 1.02 * parameters
         assert chi_square(b"".join(sent[0::2])) < NOISE  # places of scales
-        assert len({bytes(row) for row in sent}) == len(sent)  # differ from round to round
-        # A mask used twice would show as the difference of two rows, and these codes repeat.
+        assert len({bytes(row) for row in sent}) == len(sent)  # rows differ from round to round
+        # If a mask were used twice, the difference of two rows would show it, since these codes
+        # repeat.
         first, second = (torch.frombuffer(bytearray(r), dtype=torch.uint8) for r in sent[1:4:2])
         assert chi_square(bytes((first - second).tolist())) < NOISE
         assert torch.equal(codes[0], codes[1])
-        # Each of two others gets a row; what is told beside it is small.
+        # Each of the two others gets a row. The other messages are small.
         assert total_bytes / 4 / 2 <= 1.02 * parameters + 2000
     for number in range(4):
         plain = torch.zeros_like(results[0][1][0])
@@ -239,7 +242,7 @@ def test_training_is_as_good_as_with_int8(streaming):
 
 
 def weighted(rank: int):
-    """Only three have something to say in the first round, and two in the second."""
+    """Only three members contribute to the first round, and two to the second."""
     model = torch.nn.Linear(64, 64, bias=False)
     with torch.no_grad():
         model.weight.zero_()
@@ -266,7 +269,7 @@ def test_weights_count_and_too_few_speakers_wait_for_the_next_round():
         assert abs(one - (1 + 4 + 9) / 6) < 0.1
         assert second == (0.0, 0.0, 0.0, 0.0)
         assert one == two
-        # Members 0 and 1 deliver two steps.
+        # Members 0 and 1 deliver two steps each.
         assert third == (2.0, 4.0, 3.0, 4.0)
         assert abs(three - two - (2 * 2 + 4 * 4 + 3 * 3 + 4 * 4) / 13) < 0.3
 
@@ -282,7 +285,7 @@ def test_no_mask_is_used_twice_over_many_attempts(monkeypatch):
         return bytes(length)
 
     monkeypatch.setattr(secure, "keystream", count)
-    monkeypatch.setattr(secure, "add", lambda *_: None)  # takes most of the time
+    monkeypatch.setattr(secure, "add", lambda *_: None)  # skip it: it takes most of the time
     seed = 7
     chance = random.Random(seed)
     numbers = torch.zeros(4, dtype=torch.uint8)
@@ -295,7 +298,7 @@ def test_no_mask_is_used_twice_over_many_attempts(monkeypatch):
             attempts += 1
             masks.hide(numbers, 0, number, secure.SCALE)
             if chance.random() < 0.02:
-                break  # a member has dropped out; the same round again, in a new meeting
+                break  # a member has dropped out; retry the round in a new meeting
             masks.hide(numbers, 0, number, secure.CODES)
             if chance.random() < 0.02:
                 break
@@ -321,7 +324,8 @@ def test_a_public_key_that_fixes_the_secret_is_refused():
 
 
 def resumed(rank: int):
-    """Trains 16 steps; and 7 steps, a checkpoint with an open round, and the others elsewhere."""
+    """Train 16 steps; and 7 steps, a checkpoint with an open round, and the rest in another
+    object."""
 
     def make():
         model = make_mlp(width=WIDTH)

@@ -1,5 +1,5 @@
-"""Secure sums among members that come, go and die: a drop-out costs no step, and a round is tried
-again with fresh masks."""
+"""Secure sums among members that join, leave and die: a drop-out costs no step, and a round is
+retried with fresh masks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WIDTH = 64
 
 
 class Trainer:
-    """Trains among members that come and go, and counts its steps and those that rounds counted."""
+    """Trains among members that join and leave, and counts steps made and steps in rounds."""
 
     def __init__(self, rank: int, address: str, **options) -> None:
         host, _, port = address.partition(":")
@@ -56,7 +56,7 @@ class Trainer:
 
 
 def check_alike(kept: list[dict]) -> None:
-    """All have the same state, and the same rounds from the one on that the last of them made."""
+    """Check that all have the same state, and the same rounds from the first common one on."""
     assert len({each["bits"] for each in kept}) == 1
     first = max(min(each["reports"]) for each in kept)
     rounds = [{n: r for n, r in each["reports"].items() if n >= first} for each in kept]
@@ -69,7 +69,7 @@ def all_four(reports) -> bool:
 
 
 def killed_at(rank: int, address: str, phase: str, delay: int):
-    """Member 1 of four dies in a round with them."""
+    """Member 1 of four dies in a round of all four."""
     keys = []
     agree = secure.Masks.agree.__func__
 
@@ -123,7 +123,7 @@ def test_survivors_retry_with_fresh_masks_and_lose_no_step(phase, delay):
 
 
 def one_has_the_sum(rank: int, address: str, folder: str):
-    """Member 1 of four dies when member 0 has the sum, which member 2 has not."""
+    """Member 1 of four dies when member 0 has the sum and member 2 does not."""
     flag = Path(folder) / "there"
 
     def wait_for_it():
@@ -165,7 +165,7 @@ def one_has_the_sum(rank: int, address: str, folder: str):
 
 
 def test_a_sum_that_one_has_is_committed_by_all(tmp_path):
-    """Else the next sum, of those who are left, would show the update of the one that died."""
+    """Otherwise the next sum, over the remaining members, would reveal the dead member's update."""
     server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     address = f"127.0.0.1:{server.port}"
     outcomes = outcomes_of(one_has_the_sum, address, str(tmp_path), world=4)
@@ -181,7 +181,7 @@ def test_a_sum_that_one_has_is_committed_by_all(tmp_path):
 
 
 def joins_later(rank: int, address: str, folder: str):
-    """Member 3 comes when the others are in their sixth round."""
+    """Member 3 joins when the others are in their sixth round."""
     flag = Path(folder) / "now"
     trainer = Trainer(rank, address, fragment_sync_delay=1, fragment_update_alpha="rebase")
     while rank == 3 and not flag.exists():

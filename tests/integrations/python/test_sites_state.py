@@ -1,4 +1,4 @@
-"""Tests of what rounds between sites keep: checkpoints for as many members or others, the log."""
+"""Rounds between sites keep checkpoints, for the same or another number of members, and a log."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from thinwire.torch import sites
 from thinwire.torch.sites.round import Report, RoundLog
 from thinwire.torch.sites.state import pack, unpack
 
-WIDTH = 64  # layers of more elements than go in fp32 anyway
+WIDTH = 64  # enough elements that layers are not sent in fp32 anyway
 
 
 def step(model, optimizer, number: int, rank: int) -> None:
@@ -25,7 +25,7 @@ def step(model, optimizer, number: int, rank: int) -> None:
 
 
 def resumed(rank: int, delay: int, alpha):
-    """Trains 20 steps; and 8 steps, a checkpoint, and the other 12 in another object."""
+    """Train 20 steps; and 8 steps, a checkpoint, and the other 12 in another object."""
 
     def make():
         model = make_mlp(width=WIDTH)
@@ -96,7 +96,7 @@ def test_the_sum_of_residuals_is_kept_in_another_world(saved, world):
 
 
 def state_of(local: sites.LocalSGD) -> dict:
-    """A state dict with a round under way and a result."""
+    """Return a state dict that has a round in progress and its result."""
     state = local.state_dict()
     numel = {name: values.numel() for name, values in state["residuals"][0].items()}
     state["before"] = {0: {name: torch.zeros(n) for name, n in numel.items()}}
@@ -168,7 +168,7 @@ def test_state_dicts_of_one_moment_are_loaded_together():
 
 
 def logged(rank: int, folder: str):
-    """Two runs with one log, and poison in the last round."""
+    """Two runs write one log, and the last round has a poisoned update."""
     reports = []
     for number in range(2):
         model = make_mlp(width=WIDTH)
@@ -180,7 +180,7 @@ def logged(rank: int, folder: str):
                 reports += [local.reports[-1]] if at % 2 else []
             if number:
                 with torch.no_grad():
-                    model[0].weight[0, rank] = 3e38  # no codec but fp32 has it
+                    model[0].weight[0, rank] = 3e38  # only fp32 can represent it
                 local.sync()
                 reports.append(local.reports[-1])
     return reports
@@ -203,7 +203,7 @@ def test_the_log_of_rounds_has_a_line_for_each_and_is_the_same_on_all(tmp_path):
 
 
 def test_a_log_on_a_full_disk_is_one_warning_and_goes_on_when_there_is_space(tmp_path):
-    """Files may have 64 bytes, and later more."""
+    """Files are limited to 64 bytes at first, and to more later."""
     path = tmp_path / "rounds.jsonl"
     log = RoundLog(path)
     reports = [Report(n, 0, ("a",), (1.0,), (1.0,), (1.0,), "00", 0.0, 0, ()) for n in range(4)]

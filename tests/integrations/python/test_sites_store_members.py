@@ -1,5 +1,5 @@
-"""Members that meet over a store of torch's: who is alive, who writes an epoch, who waits for whom,
-and that no two groups train apart."""
+"""Members that meet over torch's store: which are alive, which one writes an epoch, which wait for
+which, and that no two groups train separately."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LOST = errors.PeerLostError("a connection has closed")
 
 
 def test_connections_that_come_too_late_are_closed():
-    """A call that is not waited for any more hands its result over to be dropped."""
+    """If a call is given up, its result is passed to a function that drops it."""
     lost, release, dropped = threading.Event(), threading.Event(), Queue()
 
     def call() -> str:
@@ -39,7 +39,7 @@ def test_connections_that_come_too_late_are_closed():
 
 
 def test_one_that_was_not_seen_yet_is_not_lost():
-    """Member b looks at the others before c comes, and c is the last to be ready."""
+    """Member b looks at the others before c joins, and c is the last one to be ready."""
     server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     members = {
         name: sites.join(
@@ -63,7 +63,7 @@ def test_one_that_was_not_seen_yet_is_not_lost():
 
 
 def test_one_that_gave_an_epoch_up_is_not_waited_for():
-    """Member a leaves the epoch while b connects: it lives, and its word never comes."""
+    """Member a leaves the epoch while b connects: a is alive, but its word never arrives."""
     server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     a, b = (
         sites.join(
@@ -85,15 +85,16 @@ def test_one_that_gave_an_epoch_up_is_not_waited_for():
 
 
 def silence_until_dead(monkeypatch, late: dict[int, float], dead_s: float = 2.0) -> float | None:
-    """A member looks every 0.2 s at another one, which falls silent after a second. late: seconds
-    by which a look takes longer. Return how long it was silent until it counted as dead."""
+    """A member looks every 0.2 s at another one, which falls silent after a second. late: extra
+    seconds of a look, by its number. Return how long the other was silent until it counted as
+    dead."""
     clock, looks = [100.0], [0]
     monkeypatch.setattr(
         store_members, "time", SimpleNamespace(monotonic=lambda: clock[0], sleep=time.sleep)
     )
 
     class Slow(dist.HashStore):
-        def multi_get(self, keys):  # in the middle of a look
+        def multi_get(self, keys):  # during a look
             clock[0] += late.get(looks[0], 0.0)
             return super().multi_get(keys)
 
@@ -102,7 +103,7 @@ def silence_until_dead(monkeypatch, late: dict[int, float], dead_s: float = 2.0)
     for key, value in (("left", "0"), ("asked", "0"), ("beat", "1"), ("name", "other")):
         store.set(f"{key}/{other}", value)
     watch = store_members._Watch(store, "me", 3600.0, dead_s, lambda _: None)
-    watch._beat_s = 0.2  # its thread sleeps on
+    watch._beat_s = 0.2  # its thread keeps sleeping
     try:
         for number in range(1, 60):
             looks[0] = number
@@ -129,15 +130,15 @@ def silence_until_dead(monkeypatch, late: dict[int, float], dead_s: float = 2.0)
     ],
 )
 def test_late_looks_find_the_dead(monkeypatch, late, most_s):
-    """A busy machine makes looks late. That takes no longer than the looks, dead_s, and two
-    beats after a late one, since the other may have stood still as well."""
+    """A busy machine delays looks. A death is found within the time of the looks, dead_s, and two
+    beats after a late look, since the other member may have stood still too."""
     silent_s = silence_until_dead(monkeypatch, late)
     assert silent_s is not None
     assert silent_s <= most_s + 1e-6
 
 
 def test_who_stood_still_gives_the_others_a_moment_for_a_sign(monkeypatch):
-    """On a machine that slept all stood still."""
+    """If the whole machine slept, all members stood still."""
     clock = [100.0]
     monkeypatch.setattr(
         store_members, "time", SimpleNamespace(monotonic=lambda: clock[0], sleep=time.sleep)
@@ -162,8 +163,8 @@ def test_who_stood_still_gives_the_others_a_moment_for_a_sign(monkeypatch):
 
 
 def test_after_a_lost_connection_a_silent_member_is_not_waited_for():
-    """Members a and b meet again while c, which has not beaten for half of dead_s, still counts as
-    alive, as it would without a lost connection."""
+    """Members a and b meet again while c still counts as alive: its last beat is half of dead_s
+    ago, and without a lost connection they would wait for it."""
     server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     members = [
         sites.join(
@@ -188,14 +189,14 @@ def test_after_a_lost_connection_a_silent_member_is_not_waited_for():
         for one in members:
             one.min_members = 2
         a, b, c = members
-        c._joined.close()  # no more beats, and no word of leaving
+        c._joined.close()  # sends no more beats and does not announce that it leaves
         lost = errors.PeerLostError("rank 2 is gone")
         for meeting in [threads.submit(one.meet, lost) for one in (a, b)]:
             assert meeting.result().names == ("a", "b")
         assert c._joined.number in a._joined.alive()
-        b._joined.silent = set  # its looks come later: c has beaten lately
+        b._joined.silent = set  # its looks come later, so to b c has beaten recently
         for one in (a, b):
-            assert not one.wants_change()  # which would wait for c until it is dead
+            assert not one.wants_change()  # such a change would wait until c is dead
         d = sites.join(
             dist.TCPStore("127.0.0.1", server.port, is_master=False), "d", beat_s=0.05, dead_s=8,
             timeout_s=100, min_members=3,
@@ -210,10 +211,10 @@ def test_after_a_lost_connection_a_silent_member_is_not_waited_for():
             coming.result()
 
 
-@pytest.mark.parametrize("second", ["a", "b"])  # a writes epochs while it lives
+@pytest.mark.parametrize("second", ["a", "b"])  # a writes epochs while it is alive
 def test_a_second_death_during_a_meeting_takes_no_longer_than_the_first(monkeypatch, second):
-    """Member c dies, another one asks for the epoch without it and dies as well. The others go on
-    when it has given no sign for half of dead_s; until then it is one of those who are to begin."""
+    """Member c dies. Another member requests the epoch without it, and dies as well. The others
+    continue once that one has been silent for half of dead_s; until then the epoch includes it."""
     clock = [100.0]
     monkeypatch.setattr(
         store_members, "time", SimpleNamespace(monotonic=lambda: clock[0], sleep=time.sleep)
@@ -231,7 +232,7 @@ def test_a_second_death_during_a_meeting_takes_no_longer_than_the_first(monkeypa
     store = dist.PrefixStore("thinwire/sites", server)
 
     def advance(seconds: float) -> None:
-        """Until the rest have looked at all that was done before."""
+        """Advance the clock, until the rest have looked at everything done before."""
         for step in (seconds, 0.001):
             clock[0] += step
             for one in rest:
@@ -249,7 +250,7 @@ def test_a_second_death_during_a_meeting_takes_no_longer_than_the_first(monkeypa
         for one in rest:
             one.min_members = 2
         advance(0.1)
-        first._joined.close()  # no more beats, and no word of leaving
+        first._joined.close()  # sends no more beats and does not announce that it leaves
         advance(1.0)
         store.set(f"want/{epoch + 1}/{dead._joined.number}", "next")
         store.set(f"asked/{dead._joined.number}", str(epoch + 1))
@@ -269,8 +270,8 @@ def test_a_second_death_during_a_meeting_takes_no_longer_than_the_first(monkeypa
 
 @pytest.mark.parametrize("allow_split", [False, True])
 def test_members_that_stood_still_do_not_train_apart(allow_split):
-    """While a and b stand still, c and d go on. Then these stand still, and a and b wait for one of
-    them."""
+    """While a and b stand still, c and d continue. Then c and d stand still, and a and b wait for
+    one of them."""
     server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     a, b, c, d = members = [
         sites.join(
@@ -290,7 +291,7 @@ def test_members_that_stood_still_do_not_train_apart(allow_split):
         for one in members:
             one.min_members = 2
         for one in (a, b):
-            one._joined._look = lambda: None  # stands still
+            one._joined._look = lambda: None  # a stops looking
         assert {tuple(sorted(names)) for names in meet(LOST, c, d)} == {("c", "d")}
         for one in (c, d):
             one._joined._look = lambda: None
@@ -313,7 +314,7 @@ def test_members_that_stood_still_do_not_train_apart(allow_split):
 
 
 def test_new_processes_take_the_places_of_those_that_died():
-    """Two of three are killed with the third one, and come back under their names."""
+    """Three members are killed, and two of them return under their names."""
     server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 
     def joined(names: str) -> list:
@@ -333,7 +334,7 @@ def test_new_processes_take_the_places_of_those_that_died():
         first, strangers, again = joined("abc"), joined("xyz"), joined("ab")
         assert meet(first) == [3, 3, 3]
         for one in first:
-            one._joined.close()  # no more beats, and no word of leaving
+            one._joined.close()  # sends no more beats and does not announce that it leaves
         with pytest.raises(errors.TimeoutError, match=r"none of the last epoch's \['a', 'b', 'c'"):
             meet(strangers)
         for one in strangers:
@@ -347,7 +348,7 @@ def test_one_that_leaves_while_it_joins_is_gone():
     server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     store = dist.TCPStore("127.0.0.1", server.port, is_master=False)
     members = sites.join(store, "a", timeout_s=20)
-    members.close()  # another thread's, before meet() has written anything
+    members.close()  # from another thread, before meet() has written anything
     with pytest.raises(errors.Error, match="'a' has left"):
         members.meet(None)
     members.close()
@@ -356,7 +357,7 @@ def test_one_that_leaves_while_it_joins_is_gone():
 
 
 def test_a_store_that_has_gone_is_a_warning_at_once(caplog):
-    """Rounds need no store until a member is lost."""
+    """Rounds need the store only when a member is lost."""
     gone, looked = threading.Event(), threading.Event()
 
     class Going(dist.HashStore):
@@ -367,7 +368,7 @@ def test_a_store_that_has_gone_is_a_warning_at_once(caplog):
             return super().add(key, amount)
 
     member = sites.join(dist.HashStore(), "basel", min_members=1, beat_s=0.01, dead_s=40)
-    member._store = Going()  # torch's PrefixStore would not see the method
+    member._store = Going()  # a PrefixStore of torch would not call this method
     assert member.meet(None).names == ("basel",)
     with caplog.at_level("WARNING", "thinwire"):
         gone.set()

@@ -1,5 +1,5 @@
-"""Members that cannot train together: what differs is named on all of them where nobody has
-trained, and where some have, these go on without the member that is unlike them."""
+"""Members that cannot train together: if none has trained yet, the difference is named on all of
+them; otherwise the trained ones continue without the different one."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def sgd(parameters) -> torch.optim.Optimizer:
 
 
 class Member:
-    """Trains on a thread of its own."""
+    """Trains on its own thread."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class Member:
         self.inner.zero_grad()
 
     def train(self, done: Callable[[], bool]) -> list[tuple[str, ...]]:
-        """Return who took part in each round."""
+        """Return the members of each round."""
         with self.diloco:
             while not done():
                 self.step()

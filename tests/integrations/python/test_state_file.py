@@ -1,4 +1,4 @@
-"""State files: atomic, without pickle, and damaged ones are refused with a typed error."""
+"""State files are atomic and without pickle. Damaged ones are refused with a typed error."""
 
 import json
 import os
@@ -53,7 +53,7 @@ def test_the_header_says_whose_it_is(tmp_path):
 
 
 def damaged_files() -> dict[str, tuple[bytes, str]]:
-    """Name -> content, and words of the error."""
+    """Return name -> (content, words of the error)."""
     import tempfile
 
     with tempfile.TemporaryDirectory() as folder:
@@ -133,12 +133,12 @@ def test_a_crash_in_mid_save_leaves_the_old_file_whole(where, tmp_path):
     with started_programs(program, where, str(path), environments=[{}]) as [crashing]:
         assert crashing.exit_code(time.monotonic() + HANG_S) == -signal.SIGKILL
     assert equal(state_file.load(path), make_state(1.0, 100_000))
-    state_file.save(make_state(3.0), path)  # what the crash left is not in the way
+    state_file.save(make_state(3.0), path)  # the rest of the crashed save does no harm
     assert equal(state_file.load(path), make_state(3.0))
 
 
 def train_through(rank: int, folder: str, pause: bool):
-    """As in test_checkpoint.py, by way of files."""
+    """Train like train_through() of test_checkpoint.py, but save to files."""
     model = make_mlp()
     ddp, state = wrap(model, "int4", find_unused_parameters=True)
     train(ddp, 5)

@@ -1,4 +1,4 @@
-"""DDP(static_graph=True), whose first step hands all buckets over at once, each as number 0."""
+"""DDP(static_graph=True), whose first step passes all buckets at once, each with the number 0."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 class Mixed(torch.nn.Module):
-    """Parameters of two dtypes, which DDP never puts into one bucket."""
+    """Has parameters of two dtypes, which DDP never puts into one bucket."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -22,7 +22,7 @@ class Mixed(torch.nn.Module):
 
 
 def steps_of(rank: int, way: str):
-    """Gradients after each of three steps, and the steps that were counted."""
+    """Return the gradients after each of three steps, and the counts of steps."""
     model = Mixed()
     ddp = DistributedDataParallel(model, static_graph=True)
     state = None
@@ -49,5 +49,5 @@ def test_two_dtypes_in_a_static_graph(way):
         torch.testing.assert_close(ours[0][0][step], plain[0][0][step], rtol=2e-2, atol=2e-2)
     counts = ours[0][1]
     assert counts[1:] == [2, 3]
-    if way == "compress":  # which knows when all parameters of the first step have come
+    if way == "compress":  # compress() knows when all parameters of the first step have arrived
         assert counts[0] == 1

@@ -1,4 +1,4 @@
-"""strict=True: ranks compare the shapes of tensors, and not only their element counts."""
+"""strict=True: ranks compare the shapes of tensors, not only their element counts."""
 
 import pytest
 import thinwire
@@ -10,7 +10,7 @@ WORDS = r"has \d+ elements of f32 in the shape \d+x\d+, .*has \d+ elements of f3
 
 
 def tensor_of(rank: int, width: int) -> torch.Tensor:
-    """As many elements on both ranks, in other shapes."""
+    """Return a tensor with the same number of elements on both ranks, in different shapes."""
     return torch.ones((2, width) if rank == 0 else (width, 2))
 
 
@@ -19,7 +19,7 @@ def call(how: str, rank: int, strict: bool) -> None:
         GradientExchange(strict=strict).reduce({"x": tensor_of(rank, 500)})
     elif how == "gather":
         source = tensor_of(rank, 500)
-        all_gather_into_tensor(torch.zeros(2000), source)  # goes by the environment
+        all_gather_into_tensor(torch.zeros(2000), source)  # reads the environment
     else:
         width = 100_000 if how == "large" else 500
         name = None if how == "unnamed" else "x"
@@ -43,7 +43,7 @@ def test_another_shape_is_a_mismatch_that_names_both(how):
 
 
 def all_alike(rank: int):
-    """Both ways, with empty and scalar tensors as well."""
+    """Reduce with and without strict, including empty and scalar tensors."""
     results = []
     for strict in (True, False):
         for shape in ((), (0,), (3, 5), (300, 500)):

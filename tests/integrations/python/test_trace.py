@@ -1,4 +1,4 @@
-"""Merged traces: clocks that differ by a known amount come together again."""
+"""Merging traces aligns clocks that differ by a known amount."""
 
 import itertools
 import json
@@ -39,7 +39,7 @@ def test_clocks_come_together(tmp_path):
     run(traced, str(tmp_path / "run.json"))
     files = trace.files_of(tmp_path / "run.json")
     assert [file.name for file in files] == ["run.rank0.json", "run.rank1.json"]
-    plain = trace.merge(files)  # one machine, so one clock: the truth is an offset of nothing
+    plain = trace.merge(files)  # one machine has one clock: the true offset is 0
     assert abs(plain.offsets[1] - plain.offsets[0]) <= plain.uncertainty + 1
     shift(files[1], 5e6)
     again = trace.merge(files)
@@ -77,7 +77,7 @@ def test_what_is_no_trace_is_named(tmp_path, capsys):
 
 
 def mutated(value, random: Random):
-    """The JSON value with a part replaced by something else."""
+    """Return the JSON value with a part replaced by something else."""
     if isinstance(value, list) and value and random.random() < 0.9:
         copy, place = list(value), random.randrange(len(value))
         copy[place] = mutated(value[place], random)

@@ -15,7 +15,7 @@ def values(model: torch.nn.Module) -> torch.Tensor:
 
 
 def scaled_steps(rank: int, device: str, codec: str | None):
-    """Five steps under GradScaler; an Inf in rank 1's gradients of step 2."""
+    """Make five steps under GradScaler, with an Inf in rank 1's gradients of step 2."""
     model = make_mlp().to(device)
     ddp, _ = wrap(model, codec)
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05)

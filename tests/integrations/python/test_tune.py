@@ -14,7 +14,7 @@ pytest.importorskip("optuna", reason="optuna is not installed: pip install 'thin
 
 
 def bowl(point: Point) -> float:
-    """Best at int8, 1 MiB, 3 lanes."""
+    """Return a cost that is lowest at int8, 1 MiB and 3 lanes."""
     codec = {"int4": 0.3, "int8": 0.0, "bf16": 0.5, "fp32": 1.0}[point.codec]
     return 1 + codec + 0.2 * abs(math.log2(point.chunk_bytes) - 20) + 0.1 * abs(point.lanes - 3)
 
@@ -64,7 +64,7 @@ def test_every_rank_gets_the_result_and_the_file_saves_the_work(tmp_path):
     assert len((tmp_path / "log.csv").read_text().splitlines()) == 6
     again, _ = run(tuned, str(tmp_path), 0.05)
     assert again.trials == 0 and again.options == first.options
-    other, _ = run(tuned, str(tmp_path), 0.01)  # another guard is another question
+    other, _ = run(tuned, str(tmp_path), 0.01)  # a saved result is not used for another guard
     assert other.trials == 5
 
 

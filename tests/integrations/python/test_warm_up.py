@@ -1,5 +1,5 @@
-"""compress(ddp, codec, warm_up_steps=n): n steps in fp32 or by warm_up_codec, then the codec, on
-all ranks at once."""
+"""compress(ddp, codec, warm_up_steps=n): n steps in fp32 or by warm_up_codec, then the codec,
+starting in the same step on all ranks."""
 
 import pytest
 import thinwire
@@ -12,7 +12,7 @@ from test_recovery import regroup
 from thinwire.torch import State
 from torch.nn.parallel import DistributedDataParallel
 
-STEPS = 3  # of a warm-up
+STEPS = 3  # steps of a warm-up
 ALL = 6
 DEFAULT = {"1d": "fp32", "*": "int4"}
 
@@ -26,7 +26,7 @@ def sgd(model: torch.nn.Module) -> torch.optim.SGD:
 
 
 def step(ddp, optimizer, number: int) -> torch.Tensor:
-    """The gradients that the optimizer got."""
+    """Return the gradients that the optimizer got."""
     optimizer.zero_grad()
     loss_of(ddp, data(number, dist.get_rank())).backward()
     found = gradients(ddp)
@@ -35,8 +35,8 @@ def step(ddp, optimizer, number: int) -> torch.Tensor:
 
 
 class InTurns:
-    """The state of a hook that uses one State for some steps, and another one after them, so that
-    both find the same buckets."""
+    """State of a hook that uses one State for some steps and then another one, so that both get the
+    same buckets."""
 
     def __init__(self, first: State, then: State) -> None:
         self._first, self._then = first, then
@@ -83,7 +83,7 @@ def exchanged(rank: int, codec, whole: bool, first: str = "fp32"):
     ],
 )
 def test_it_is_the_first_codec_and_then_the_other_one(first, codec, world):
-    """Bit by bit; what the first one has lost goes on with the other."""
+    """The bits are those of the two codecs in turn, and the first codec's residuals are kept."""
     ours = run(exchanged, codec, True, first, world=world)
     apart = run(exchanged, codec, False, first, world=world)
     assert len({bits for _, bits in ours}) == 1
@@ -107,7 +107,7 @@ def accumulated(rank: int):
 
 
 def test_it_counts_the_steps_of_the_optimizer():
-    """And not the backward passes that accumulate gradients."""
+    """Backward passes that accumulate gradients do not count."""
     before, after = [("fp32", False)] * STEPS, [("int4", True)] * (ALL - STEPS)
     assert run(accumulated)[0] == before + after
 
@@ -122,7 +122,7 @@ def make(codec, optimized: str | None, seed: int, **options):
     optimizer = OPTIMIZERS[optimized or "adamw"](model)
     if optimized is not None:
         options["optimizer"] = optimizer
-    # With unused parameters DDP keeps its first buckets.
+    # With unused parameters, DDP keeps its first buckets.
     ddp, state = wrap(model, codec, find_unused_parameters=True, warm_up_steps=STEPS, **options)
     return model, ddp, state, optimizer
 
@@ -132,7 +132,7 @@ def resumed(rank: int, codec, optimized: str | None, pause: int | None, used: bo
     for number in range(ALL):
         if number == pause:
             saved = state.state_dict(), model.state_dict(), optimizer.state_dict()
-            if used:  # the same state goes back, from behind the warm-up
+            if used:  # the same state goes back from a step after the warm-up
                 saved = [clone(one) for one in saved]
                 for later in range(number, ALL + 1):
                     step(ddp, optimizer, later)
@@ -164,7 +164,7 @@ def test_resuming_in_it_and_behind_it_is_bitwise_never_having_stopped(codec, opt
 
 
 def with_momentum(rank: int, codec):
-    """SGD's change of the parameters in each step, over the rate."""
+    """Return SGD's change of the parameters in each step, divided by the learning rate."""
     model = make_mlp()
     optimizer = sgd(model)
     options = {} if codec is None else {"optimizer": optimizer, "momentum": 0.9}
@@ -186,8 +186,8 @@ def test_the_momentum_that_the_exchange_owns_goes_on_after_it():
 
 
 def cut_off(rank: int, codec, optimized: str | None, made: int, ahead: int | None, folder: str):
-    """A run that is cut off after `made` steps: on no rank, or on one alone, has the next step
-    begun, which changes to the codec if it is the first one after the warm-up."""
+    """Cut a run off after `made` steps. The next step has begun on no rank or on one; it switches
+    to the codec if it is the first one after the warm-up."""
     model, ddp, state, optimizer = make(codec, optimized, 7, recoverable=True, timeout_s=10.0)
     for number in range(ALL):
         if number == made:
@@ -245,7 +245,7 @@ def refused(rank: int):
     ]:
         with pytest.raises(thinwire.InvalidArgumentError, match=words):
             tw.compress(ddp, codec, **options)
-    tw.compress(ddp)  # no refusal has left anything behind
+    tw.compress(ddp)  # the refusals have left nothing behind
 
 
 def test_where_it_can_not_be_meant_it_is_a_typed_error():

@@ -1,5 +1,5 @@
-"""Every public function and method, with each of its arguments replaced by something else: what it
-does not take is a typed error that names the argument, raised before anything has changed."""
+"""Every public function and method is called with each argument replaced by a wrong one: what it
+does not accept is a typed error that names the argument, before anything has changed."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def table(folder: str) -> dict[str, Callable[[], Call]]:
     return thinwire_calls(folder) | horovod_calls()
 
 
-# What may come of a wrong argument.
+# Allowed outcomes of a wrong argument.
 
 ACCEPTED = "an object of no type that it knows is accepted"
-# Objects to send, and a flag that torch takes by its truth.
+# Arguments that are objects to send, and a flag that torch uses as a truth value.
 TAKES_ANYTHING = {
     "horovod.broadcast_object(obj)", "horovod.allgather_object(obj)",
     "horovod.ReducingOptimizer.zero_grad(set_to_none)",
@@ -39,7 +39,7 @@ TAKES_ANYTHING = {
 
 
 def complaint(call: Callable[..., Any], arguments: dict[str, Any], name: str, got: Any) -> str:
-    """What is wrong with how the call answers to `got` as its argument `name`; empty: nothing."""
+    """Return what is wrong with the call's reaction to `got` as argument `name`; empty: nothing."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
@@ -53,15 +53,15 @@ def complaint(call: Callable[..., Any], arguments: dict[str, Any], name: str, go
         if any(word in str(error) for word in known):
             return ""
         return f"says neither name nor value: {error}"
-    except (TypeError, ValueError) as error:  # of torch, whose optimizer one of ours may be
+    except (TypeError, ValueError) as error:  # from torch, whose optimizer ours may wrap
         file = traceback.extract_tb(error.__traceback__)[-1].filename
         if "/torch/optim/" in file and name in str(error):
             return ""
         return f"{error!r} from {file}"
     except thinwire.UnavailableError as error:
-        return "" if "pip install" in str(error) else f"{error!r}"  # the argument was right
+        return "" if "pip install" in str(error) else f"{error!r}"  # the argument was accepted
     except FileNotFoundError:
-        return ""  # a path may be any text
+        return ""  # any text may be a path
     except UserWarning as warning:
         file = traceback.extract_tb(warning.__traceback__)[-1].filename
         return "" if "thinwire" in file else f"a warning from {file}: {warning}"
@@ -72,7 +72,7 @@ def complaint(call: Callable[..., Any], arguments: dict[str, Any], name: str, go
 
 
 def complaints(_rank: int, folder: str, callables: list[str]) -> list[str]:
-    os.chdir(folder)  # where "x" is a good name of a file
+    os.chdir(folder)  # so that "x" is a valid file name
     hvd.init()
     found = []
     for title, make in table(folder).items():
@@ -100,7 +100,7 @@ def test_a_wrong_argument_is_a_typed_error_that_names_it(tmp_path, part):
 
 
 def public() -> Iterator[str]:
-    """Functions, constructors and methods that take an argument, by name."""
+    """Yield the names of functions, constructors and methods that take an argument."""
     plain = (thinwire, thinwire.torch, advanced, backend, process_group)
     for prefix, module in (*(("", each) for each in plain), ("horovod.", hvd)):
         for name in module.__all__:
@@ -109,7 +109,7 @@ def public() -> Iterator[str]:
 
 def callables_of(name: str, found: Any) -> Iterator[str]:
     if not inspect.isclass(found):
-        if not inspect.isfunction(found):  # a constant, or what stands where Horovod has more
+        if not inspect.isfunction(found):  # a constant, or a stand-in for what only Horovod has
             return
         if inspect.signature(found).parameters:
             yield name
@@ -120,13 +120,13 @@ def callables_of(name: str, found: Any) -> Iterator[str]:
     yield name
     for key, method in inspect.getmembers(found, inspect.isfunction):
         ours = method.__module__.startswith("thinwire") and not key.startswith("_")
-        if found is State and key not in vars(found):  # GradientExchange's
+        if found is State and key not in vars(found):  # inherited from GradientExchange
             continue
         if ours and len(inspect.signature(method).parameters) > 1:
             yield f"{name}.{key}"
 
 
-# Made by other calls; and the hook, which torch alone calls with a bucket.
+# Objects made by other calls, and the hook, which only torch calls.
 MADE_ELSEWHERE = {
     "Bucket", "State.note_bypassed", "State.watch", "Work", "hook", "horovod.Compression",
     "horovod.Compressor", "horovod.Handle", "horovod.Op", "horovod.ReducingOptimizer",
@@ -134,7 +134,7 @@ MADE_ELSEWHERE = {
 
 
 def is_torchs(name: str) -> bool:
-    """Whether torch.distributed calls it, which has checked the arguments."""
+    """Return whether torch.distributed calls it. torch has then checked the arguments."""
     return name.startswith("ProcessGroup.") and name != "ProcessGroup.configure"
 
 

@@ -1,4 +1,4 @@
-"""One training step, and a recovery, for each adapter of GradientExchange."""
+"""A training step and a recovery for each adapter of GradientExchange."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _OPTIONS = {"min_bytes": 0, "chunk_bytes": 8192, "timeout_s": 100.0, "recoverabl
 
 
 class Trainer:
-    """SGD on a fixed teacher; the way is one of WAYS."""
+    """Trains by SGD on a fixed teacher. way: one of WAYS."""
 
     def __init__(self, way: str) -> None:
         self.way = way
-        self._width = WIDTH if "hook" in way else 512  # for several buckets
+        self._width = WIDTH if "hook" in way else 512  # DDP then has several buckets
         self.model = make_mlp(width=self._width)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
         owned = {"codec": "onebit", "momentum": 0.9} if "momentum" in way else {"codec": "int4"}
@@ -47,7 +47,7 @@ class Trainer:
         self.forward.register_comm_hook(self.state, hook)
 
     def step(self, step: int, rank: int) -> float:
-        """The loss."""
+        """Make a step, and return the loss."""
         x = data(step, rank, self._width)
         forward = self.forward if "hook" in self.way else self.model
         out = forward(x)
@@ -64,7 +64,7 @@ class Trainer:
             self.optimizer.finish()
 
     def kept(self) -> dict:
-        """Residuals and momentum, by parameter."""
+        """Return residuals and momentum by parameter."""
         self.finish()
         return self.exchange.state_dict()["residuals"]
 
@@ -78,11 +78,11 @@ class Trainer:
         return result
 
     def die_in_the_next_step(self) -> None:
-        """In mid-backward: DDP has sent some of the step's buckets then, and not others."""
+        """Die in mid-backward, after DDP has sent some of the step's buckets but not all."""
         self.model[0].weight.register_hook(lambda _: os.kill(os.getpid(), signal.SIGKILL))
 
     def loss(self) -> float:
-        """On data that no step has seen, of this rank's parameters."""
+        """Return the loss of this rank's parameters on data that no step has used."""
         self.finish()
         x = torch.randn(256, self._width, generator=torch.Generator().manual_seed(5))
         with torch.no_grad():
