@@ -122,7 +122,8 @@ def compress(
             )
     # A compressed model and its hooks refer to each other. Without this, a program that makes one
     # after the other keeps the threads, connections and residuals of former ones for long.
-    gc.collect()
+    if len(_MADE) > 1:
+        gc.collect()
     settings: Any = {name: value for name, value in options.items() if value is not None}
     if sharded:  # its units are marked until close()
         if process_group is not None:
@@ -139,7 +140,9 @@ def compress(
                 dict(model.named_parameters()).values(),
                 "fully_shard() replaces parameters, so make the optimizer after it",
             )
-        return compress_shards(model, codec, **settings)
+        shards = compress_shards(model, codec, **settings)
+        _MADE.add(shards)
+        return shards
     if codec is None and not config.is_set("codec"):
         codec = DEFAULT
     made: Compression
@@ -160,7 +163,12 @@ def compress(
         )
     call = f"compress(model, codec={codec!r})"
     COMPRESSED[made] = Compressed(call, weakref.ref(model), hooked)
+    _MADE.add(made)
     return made
+
+
+# What compress() has returned and is still in memory.
+_MADE: weakref.WeakSet[Compression] = weakref.WeakSet()
 
 
 def _is_sharded(model: torch.nn.Module) -> bool:
