@@ -141,8 +141,9 @@ class StoreWorker {
   absl::Status Barrier();
   // Worker 0 writes or reads PATH, with all values and the optimizer's slots. Each worker writes
   // its residuals to PATH.worker-RANK, and reads them if the codec has any; a worker that did not
-  // exist at the time of the save begins without residuals. InvalidArgument, without any change,
-  // for a file that can't be read or written, or that belongs to another save.
+  // exist at the time of the save begins without residuals. InvalidArgument for a file that can't
+  // be read or written, or that belongs to another save; nothing has changed then, unless a file
+  // could not get its final name.
   absl::Status Save(const std::string& path);
   absl::Status Load(const std::string& path);
 
