@@ -148,7 +148,7 @@ struct Hop {
 };
 
 // A chunk under way. If dropped half-way, it leaves the chunk's residuals, and topk's momentum, in
-// the state of a half-done step. This base class has what all algorithms share: phases with a hop
+// the state of a half-done step. All algorithms share this base class: phases with a hop
 // after each but the last, the tags of hops, and the undo log. An algorithm implements Work. Not
 // thread-safe.
 class ChunkRun {

@@ -36,8 +36,9 @@ class Settled {
   int world_;
 };
 
-// Decides the codecs first, since topk becomes int4 if that costs fewer bytes, and then goes by
-// nodes as any dense codec does; then the topology; then the size of chunks, which depends on both.
+// Decides the codecs first, since topk becomes int4 if that costs fewer bytes, and is then
+// exchanged hierarchically like any dense codec; then the topology; then the size of chunks, which
+// depends on both.
 //
 // `rates`: of the links inside nodes of options.local_size ranks and between them, if they are
 // known; kAuto then becomes kHierarchical if that pays. In a world of one nothing changes.

@@ -103,7 +103,7 @@ def loaded(_: int, path: str) -> torch.Tensor:
 
 @pytest.mark.parametrize("own", [True, False])
 def test_nothing_is_lost_on_the_way_into_shards_alone(own, tmp_path):
-    """What was applied and the residuals add up to all gradients."""
+    """The applied means and the residuals add up to all gradients."""
     path = str(tmp_path / "all.pt")
     ranks = run(trained, own, path, world=4)
     applied = ranks[0][0].flatten()

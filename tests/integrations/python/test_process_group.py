@@ -162,7 +162,7 @@ def test_configure_says_what_is_wrong():
         group.configure(f"127.0.0.1:{store.port}/x", 0, 2)
 
 
-# What programs call on the default group: init_process_group("wired") in place of "gloo".
+# Calls that programs make on the default group: init_process_group("wired") in place of "gloo".
 
 
 def rejoin(

@@ -231,7 +231,7 @@ def die() -> None:
 
 
 def loses_a_rank(rank: int, address: str, who: int, when: str):
-    """Of three sites of two ranks, rank `who` of the last site dies in the fourth round."""
+    """Rank `who` of the last of three sites of two ranks dies in the fourth round."""
     groups = Groups(rank)
     model, inner, diloco = joined(rank, groups, address, min_members=3)
     with diloco:

@@ -142,7 +142,7 @@ def dies_with_results(meeting, name, mine):
 
 
 def killed_as_owner(rank: int, address: str):
-    """Of nine members, member 4 dies before it sends its part of the result. The other eight
+    """Member 4 of nine dies before it sends its part of the result. The other eight
     complete the round in one hop, with the bytes that they have already encoded."""
     host, _, port = address.partition(":")
     members = sites.join(

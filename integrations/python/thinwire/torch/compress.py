@@ -167,7 +167,7 @@ def compress(
     return made
 
 
-# What compress() has returned and is still in memory.
+# Results of compress() that are still in memory.
 _MADE: weakref.WeakSet[Compression] = weakref.WeakSet()
 
 

@@ -33,7 +33,7 @@ class OneStepDelay:
         exchange: GradientExchange,
         pipeline: StepPipeline,
     ) -> None:
-        """InvalidArgumentError for an optimizer whose step is not implemented here."""
+        """Raise InvalidArgumentError unless the optimizer is an SGD."""
         if not isinstance(optimizer, torch.optim.SGD):
             raise errors.InvalidArgumentError(
                 f"delay=1 got {type(optimizer).__name__}, expected torch.optim.SGD, whose "
