@@ -207,6 +207,30 @@ def test_what_can_not_be_is_refused():
     run(refused)
 
 
+def listed(rank: int):
+    """One fully_shard() call gets a list, in another order than the model's."""
+    found = []
+    for codec, gather in ((None, None), ("fp32", None), ("int8", None), ("int8", "int8")):
+        model = Net()
+        model.spare.requires_grad_(False)
+        fully_shard([model.layers[1], model.head, model.layers[0]])
+        fully_shard(model)
+        state = None if codec is None else compress(model, codec, gather=gather, min_bytes=0)
+        loss_of(model, 0, rank).backward()
+        found.append((gradients(model), None if state is None else state.stats()))
+    return found
+
+
+def test_modules_that_are_sharded_together_are_one_unit():
+    for (plain, _), *ours in run(listed):
+        for (found, stats), tolerance in zip(ours, (1e-6, 0.02, 0.05), strict=True):
+            assert stats["exact_reductions"] == 0 and stats["all_reduces"] == 1
+            for name, exact in plain.items():
+                error = (found[name] - exact).abs().max() / exact.abs().max()
+                assert error <= tolerance, name
+                assert tolerance < 0.01 or error > 1e-4, name
+
+
 def compressed_twice(rank: int):
     model, first = sharded("int4")
     for part in (model, model.layers[1]):

@@ -256,6 +256,12 @@ def gathered_dtype(module: torch.nn.Module) -> torch.dtype | None:
     return getattr(policy, "param_dtype", None)
 
 
+def sharded_together(module: torch.nn.Module) -> tuple[torch.nn.Module, ...]:
+    """Return the modules of the fully_shard() call of this module, which takes one or a list. Torch
+    2.6 to 2.14."""
+    return tuple(getattr(module._get_fsdp_state(), "_modules", (module,)))
+
+
 def _parameter_groups(module: torch.nn.Module) -> list[Any]:
     """Return FSDP2's objects for the parameters that one fully_shard() call manages. Torch 2.6 to
     2.12 have one such object, 2.13 a list."""

@@ -2,8 +2,9 @@
 
 A file has the tensors "PARAMETER/first", "PARAMETER/second" and "PARAMETER/momentum", all float32.
 Its header has, as text: thinwire_state (the version of this format), world, rank, steps, replicas
-(FSDP2 only), codec and sparse as JSON, and digest, of all these and of all tensors. Nothing is
-pickled, so a file cannot run code."""
+(FSDP2 only), parts and part (FSDP2 with tensor parallelism only: the number of parts of the model,
+and which one this is), codec and sparse as JSON, and digest, of all these and of all tensors.
+Nothing is pickled, so a file cannot run code."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ from thinwire.torch.exchange import checkpoint
 
 VERSION = "2"
 _NUMBERS = ("world", "rank", "steps")
-_OPTIONAL = ("replicas",)  # optional numbers
+_OPTIONAL = ("replicas", "parts", "part")  # optional numbers
 _JSON = ("codec", "sparse")
 
 PathLike = str | os.PathLike

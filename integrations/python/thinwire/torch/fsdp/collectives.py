@@ -121,10 +121,18 @@ class ReduceScatter(Buffers):
     """The reduce-scatter of one unit, with torch.distributed.fsdp's interface."""
 
     def __init__(
-        self, unit: Unit, exchange: GradientExchange, steps: Steps, feedback: bool, pool: Pool
+        self,
+        unit: Unit,
+        exchange: GradientExchange,
+        steps: Steps,
+        feedback: bool,
+        pool: Pool,
+        replicas_follow: bool,
     ) -> None:
-        """feedback: whether residuals are kept."""
+        """feedback: whether residuals are kept. replicas_follow: whether AllReduceHook runs after
+        it."""
         super().__init__(pool)
+        self._replicas_follow = replicas_follow
         self._unit, self._exchange, self._steps = unit, exchange, steps
         name = unit.name if feedback else None
         self._buckets = _Buckets(exchange, name, unit.parts(), "reduce_scatter")
@@ -167,6 +175,8 @@ class ReduceScatter(Buffers):
             if factor != 1:
                 output_tensor.mul_(factor)
             self.pool.give(input_tensor)
+            if not self._replicas_follow:
+                _equalize(self._unit, output_tensor)
         self._steps.end(output_tensor.device)
 
     def _reduce_exactly(
@@ -236,7 +246,26 @@ class AllReduceHook:
         else:
             bucket = self._buckets.get(shard.dtype, op)
             self._exchange.wait(self._exchange.submit(bucket, shard))
+            _equalize(self._unit, shard)
         self._steps.end(shard.device)
+
+
+def _equalize(unit: Unit, shard: torch.Tensor) -> None:
+    """Give all ranks of tensor parallelism the gradients that their first rank has of parameters
+    that they replicate. Without this they would differ by rounding: a block of a codec may also
+    have elements of a parameter of which each of these ranks has another part."""
+    group, numels = unit.tensor_group, [piece.chunk for piece in unit.pieces]
+    alike = [
+        chunk
+        for chunk, piece in zip(shard.split(numels), unit.pieces, strict=True)
+        if piece.replicated
+    ]
+    if group is None or not alike:
+        return
+    packed = torch.cat(alike)
+    dist.broadcast(packed, dist.get_global_rank(group, 0), group=group)
+    for chunk, values in zip(alike, packed.split([len(each) for each in alike]), strict=True):
+        chunk.copy_(values)
 
 
 def _operation(op: dist.ReduceOp) -> tuple[str, float]:

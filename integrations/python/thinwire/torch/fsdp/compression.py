@@ -56,11 +56,13 @@ def compress_shards(
     Args:
         model: fully_shard() was called on it or on its parts, with shards of dimension 0, and is
             not called again. Each such module is one reduce-scatter, and all of its parameters need
-            one codec, so rules by name select modules: {"embed.*": "int8", "*": "int4"}.
+            one codec, so rules by name select modules: {"embed.*": "int8", "*": "int4"}. With
+            tensor parallelism (parallelize_module(), called before, with a mesh of one dimension)
+            each rank compresses the gradients of its part, and has residuals of that.
         codec: as State takes it, except topk, onebit and momentum, which need the whole mean on
             every rank; topk works with inner=False. "auto": fp32, bf16, int8 and int4 take turns of
             a few steps, 67 to 131 in all, and the most accurate within 2 % of the fastest is used;
-            without residuals only fp32 and bf16 are tried. Not with replicas.
+            without residuals only fp32 and bf16 are tried. Not with replicas or tensor parallelism.
         replicas: for custom hybrid sharding: the group of ranks that have the same shard. The mean
             over it is compressed, too, after the reduce-scatter. On HSDP's mesh of two dimensions
             it is found, as the group of the first dimension.
@@ -71,7 +73,7 @@ def compress_shards(
             forward pass gathers the changes of a unit's parameters with this codec, and its
             backward pass uses the same weights without a gather. Passes compute with weights that
             differ from the exact parameters, which the optimizer steps, by the error of the last
-            gather (gather.py).
+            gather (gather.py). Not with tensor parallelism.
         reference: memory of the size of the whole, unsharded model on every rank, which `gather`
             uses. "auto" or None: in the dtype in which FSDP2 gathers, if that takes at most 1/8 of
             the memory that is available on each rank besides the residuals; otherwise a warning
@@ -95,6 +97,11 @@ def compress_shards(
         raise wrong("reference", reference, "None without gather=, which alone has a reference")
     kind = False if gather is None else gathers.check_gather(gather, reference)
     units = units_of(model, gathered=gather is not None)
+    if gather is not None and (parts := _tensor_group(units)) is not None:
+        raise InvalidArgumentError(
+            f"FSDP2 got gather={gather!r} with {dist.get_world_size(parts)} ranks of tensor "
+            "parallelism, expected None: parameters that these replicate would differ by rounding"
+        )
     for unit in units:
         _check_free(unit)
     feedback = check_feedback(feedback)
@@ -149,6 +156,11 @@ class ShardedCompression(Compression):
                 "codec that is chosen: the reduce-scatters and the all-reduces over replicas have "
                 "links of their own; take int4"
             )
+        if self._exchange.automatic and _tensor_group(units) is not None:
+            raise InvalidArgumentError(
+                "FSDP2 got codec='auto' with tensor parallelism, expected a codec that is chosen: "
+                "each of its ranks would measure and choose for itself; take int4"
+            )
         self._feedback = _decide(feedback, self._exchange, units, sharing)
         if not self._feedback.kept:
             unnamed = codec is None and not config.is_set("codec")
@@ -175,7 +187,7 @@ class ShardedCompression(Compression):
         self._gather = self._gather_of(units, gather, reference, replicas, options)
         self._group = group
         pieces = {piece.name: piece for unit in units for piece in unit.pieces + unit.gathered}
-        self._layout = Layout(_place(units[0], replicas), pieces)
+        self._layout = Layout(_place(units, replicas), pieces)
         self._steps = Steps([unit.name for unit in units], self._exchange)
         self._reducers: list[ReduceScatter] = []
         self._units: list[Unit] = []  # installed
@@ -214,7 +226,9 @@ class ShardedCompression(Compression):
 
     def _install(self, unit: Unit) -> None:
         keep = self._feedback.kept
-        reducer = ReduceScatter(unit, self._exchange, self._steps, keep, self._pool)
+        reducer = ReduceScatter(
+            unit, self._exchange, self._steps, keep, self._pool, self._replicas is not None
+        )
         self._reducers.append(reducer)
         self._units.append(unit)
         setattr(unit.module, _COMPRESSED_BY, self)
@@ -275,8 +289,14 @@ class ShardedCompression(Compression):
 
     def gathered_state_dict(self) -> dict[str, Any]:
         """Return the state dicts of all ranks that train the model, as State.gathered_state_dict().
-        InvalidArgumentError with replicas if some ranks of the program do not train it."""
+        InvalidArgumentError with tensor parallelism, and with replicas if some ranks of the program
+        do not train it."""
         place = self._layout.place
+        if place.parts > 1:
+            raise InvalidArgumentError(
+                f"gathered_state_dict: each of {place.parts} ranks of tensor parallelism has the "
+                "residuals of its part of the model; save() a file of each rank"
+            )
         if place.replicas > 1 and dist.get_world_size() != place.world:
             raise InvalidArgumentError(
                 f"gathered_state_dict: {place.replicas} replicas of {place.shards} shards, expected"
@@ -337,12 +357,21 @@ def _check_free(unit: Unit) -> None:
         )
 
 
-def _place(unit: Unit, replicas: dist.ProcessGroup | None) -> Place:
-    """Return this rank's place, among replicas if there are any."""
-    shards = unit.world, dist.get_rank(unit.group)
-    if replicas is None:
-        return Place(*shards)
-    return Place(*shards, dist.get_world_size(replicas), dist.get_rank(replicas))
+def _place(units: Sequence[Unit], replicas: dist.ProcessGroup | None) -> Place:
+    """Return this rank's place, among replicas and ranks of tensor parallelism if there are any."""
+    place = Place(units[0].world, dist.get_rank(units[0].group))
+    if replicas is not None:
+        place = place._replace(
+            replicas=dist.get_world_size(replicas), replica=dist.get_rank(replicas)
+        )
+    if (parts := _tensor_group(units)) is not None:
+        place = place._replace(parts=dist.get_world_size(parts), part=dist.get_rank(parts))
+    return place
+
+
+def _tensor_group(units: Sequence[Unit]) -> dist.ProcessGroup | None:
+    """Return the group of tensor parallelism, which may have some of the units only."""
+    return next((unit.tensor_group for unit in units if unit.tensor_group is not None), None)
 
 
 def _replicas_of(
@@ -404,7 +433,7 @@ def _groups_of_all(
     units: Sequence[Unit], replicas: dist.ProcessGroup | None
 ) -> list[dist.ProcessGroup]:
     """Return groups that together have all ranks that train the model."""
-    return [units[0].group] + ([] if replicas is None else [replicas])
+    return [each for each in (units[0].group, replicas, _tensor_group(units)) if each is not None]
 
 
 def _warn_of_no_residuals(found: Decision, taken: str | None) -> None:

@@ -8,7 +8,7 @@ model because it does not fit must not get such an allocation by default."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,12 +31,15 @@ _Residuals = Mapping[str, Mapping[str, torch.Tensor]]
 
 
 class Place(NamedTuple):
-    """A rank's place among the ranks that train a model, replicas times shards of them."""
+    """A rank's place among the ranks that train a model, replicas times shards of them, or of each
+    part of the model with tensor parallelism."""
 
     shards: int
     shard: int
     replicas: int = 1
     replica: int = 0
+    parts: int = 1
+    part: int = 0
 
     @property
     def world(self) -> int:
@@ -71,6 +74,8 @@ class Layout:
         for name, chunk in references.items():
             residuals[_REFERENCE + name] = {"first": chunk, "second": torch.zeros_like(chunk)}
         at = {"world": self.place.world, "rank": self.place.rank, "replicas": self.place.replicas}
+        if self.place.parts > 1:
+            at |= {"parts": self.place.parts, "part": self.place.part}
         return {**of_shards, **at, "residuals": residuals}
 
     def split(
@@ -79,7 +84,7 @@ class Layout:
         """Return the state dicts of the two exchanges and the references, from this rank's dict, a
         gathered dict, or the list of all ranks' dicts. replicas_have_one: whether the second
         exchange exists; otherwise the first gets all residuals."""
-        mine = self._of_this_rank(saved)
+        mine = self._of_this_rank(self._of_this_part(saved))
         if not replicas_have_one:
             mine = self._folded(mine)
         of_shards, of_replicas, references = _parted(mine["residuals"])
@@ -93,6 +98,25 @@ class Layout:
              "residuals": self._at_their_place(of_replicas)},
             {name: memory["first"] for name, memory in references.items()},
         )  # fmt: skip
+
+    def _of_this_part(self, saved: _Saved | Sequence[_Saved]) -> _Saved | Sequence[_Saved]:
+        """Return those that were saved of this rank's part of the model. InvalidArgumentError if
+        the model was saved in another number of parts."""
+        ranks = saved.get("gathered", [saved]) if isinstance(saved, Mapping) else saved
+        if not isinstance(ranks, Iterable):
+            return saved
+        ranks = list(ranks)
+        found = [_part_of(one) for one in ranks]
+        mine = self.place.part, self.place.parts
+        if any(parts != mine[1] for _, parts in found) or (found and mine not in found):
+            raise InvalidArgumentError(
+                f"the state dict is of part {found[0][0]} of {found[0][1]}, expected part {mine[0]}"
+                f" of {mine[1]} of tensor parallelism; load every rank's own, or give every rank "
+                "the list of all ranks', saved with as many ranks of tensor parallelism"
+            )
+        if isinstance(saved, Mapping):
+            return saved
+        return [one for one, part in zip(ranks, found, strict=True) if part == mine]
 
     def _of_this_rank(self, saved: _Saved | Sequence[_Saved]) -> _Saved:
         world, rank, replicas = self.place.world, self.place.rank, self.place.replicas
@@ -203,6 +227,13 @@ class Layout:
 
 def _replicas_of(saved: _Saved) -> int:
     return saved.get("replicas", 1)
+
+
+def _part_of(saved: object) -> tuple[int, int]:
+    """Return which part of the model the state dict of a rank is of, and the number of parts."""
+    if not isinstance(saved, Mapping):
+        return 0, 1
+    return saved.get("part", 0), saved.get("parts", 1)
 
 
 def _parted(residuals: _Residuals) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:

@@ -7,7 +7,7 @@ so on."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -22,38 +22,40 @@ from thinwire.torch.exchange.bucket import Part
 
 
 class Piece(NamedTuple):
-    """A parameter of a unit."""
+    """A parameter of a unit, or with tensor parallelism this rank's part of it."""
 
     name: str
     numel: int
     chunk: int  # elements per rank, with padding
+    replicated: bool = False  # all ranks of tensor parallelism have the same values
 
 
 class Unit(NamedTuple):
     """The trained parameters that one fully_shard() call manages, in FSDP2's order."""
 
     name: str  # of the module
-    module: FSDPModule
+    module: FSDPModule  # the first one, if the call got a list
     pieces: tuple[Piece, ...]
-    mesh: DeviceMesh
+    mesh: DeviceMesh  # replicas (HSDP only), shards, and tensor parallelism if there is any
+    hybrid: bool  # whether the mesh has HSDP's replicas
     dtype: torch.dtype  # of the first parameter
     gathered: tuple[Piece, ...] = ()  # including frozen parameters, with units_of(gathered=True)
 
     @property
     def group(self) -> dist.ProcessGroup:
         """Return the group of the ranks that share the shards."""
-        mesh = self.mesh
-        return mesh.get_group(mesh.ndim - 1)
+        return self.mesh.get_group(int(self.hybrid))
 
     @property
     def world(self) -> int:
         """Return the number of ranks that share the shards."""
-        return self.mesh.size(self.mesh.ndim - 1)
+        return self.mesh.size(int(self.hybrid))
 
     @property
-    def hybrid(self) -> bool:
-        """True on HSDP's mesh, whose first dimension is the replicas."""
-        return self.mesh.ndim > 1
+    def tensor_group(self) -> dist.ProcessGroup | None:
+        """Return the group of the ranks of tensor parallelism, which share this rank's shards."""
+        dimension = 1 + int(self.hybrid)
+        return self.mesh.get_group(dimension) if self.mesh.ndim > dimension else None
 
     @property
     def numel(self) -> int:
@@ -81,17 +83,21 @@ def units_of(model: torch.nn.Module, *, gathered: bool = False) -> list[Unit]:
         if isinstance(module, FSDPModule):
             module.reshard()  # after a forward pass without backward, parameters are unsharded
     names = {p: private.plain_name(name) for name, p in model.named_parameters()}
-    units = []
+    units: list[Unit] = []
+    seen: set[torch.nn.Module] = set()
     for name, module in model.named_modules():
-        if isinstance(module, FSDPModule):
-            managed = list(_managed(module))
+        if isinstance(module, FSDPModule) and module not in seen:
+            together = private.sharded_together(module)
+            seen.update(together)
+            managed = list(_managed(together))
             trained = [p for p in managed if p.requires_grad]
             if trained:
                 pieces = tuple(_piece(p, names[p]) for p in trained)
                 whole = tuple(_piece(p, names[p]) for p in managed) if gathered else ()
-                mesh = trained[0].device_mesh
                 label = private.plain_name(name) or "model"
-                units.append(Unit(label, module, pieces, mesh, trained[0].dtype, whole))
+                mesh = _common_mesh(label, {names[p]: p for p in trained})
+                hybrid = trained[0].placements[0].is_replicate()
+                units.append(Unit(label, module, pieces, mesh, hybrid, trained[0].dtype, whole))
     if not units:
         raise InvalidArgumentError(
             f"got a {type(model).__name__} without trained parameters under FSDP2, expected a "
@@ -107,11 +113,13 @@ def units_of(model: torch.nn.Module, *, gathered: bool = False) -> list[Unit]:
     return units
 
 
-def _managed(module: torch.nn.Module) -> Iterable[torch.nn.Parameter]:
+def _managed(together: Sequence[torch.nn.Module]) -> Iterable[torch.nn.Parameter]:
     """Yield the parameters in FSDP2's order: those of children before those of their module."""
     found: dict[torch.nn.Parameter, None] = {}
-    for part in _own_modules(module, {module}):
-        found |= dict.fromkeys(part.parameters(recurse=False))
+    seen = set(together)
+    for module in together:
+        for part in _own_modules(module, seen):
+            found |= dict.fromkeys(part.parameters(recurse=False))
     return found
 
 
@@ -124,18 +132,52 @@ def _own_modules(module: torch.nn.Module, seen: set[torch.nn.Module]) -> Iterato
 
 
 def _piece(parameter: torch.nn.Parameter, name: str) -> Piece:
+    """InvalidArgumentError unless its placements are those of HSDP's replicas, if there are any, of
+    FSDP2's shards of dimension 0, and of one dimension of tensor parallelism, if there is one."""
     if not isinstance(parameter, DTensor):
         raise _refusal(name, "FSDP2 does not manage it")
-    *outer, inner = parameter.placements
-    if len(outer) > 1 or inner != Shard(0) or not all(p.is_replicate() for p in outer):
-        raise _refusal(name, f"it lies as {parameter.placements}")
-    mesh = parameter.device_mesh
-    rows = -(-parameter.shape[0] // mesh.size(mesh.ndim - 1))
-    return Piece(name, parameter.numel(), rows * math.prod(parameter.shape[1:]))
+    mesh, placements = parameter.device_mesh, parameter.placements
+    at = int(placements[0].is_replicate())
+    # Shards of a part of tensor parallelism have another type than Shard.
+    shards, parts = placements[at : at + 1], placements[at + 1 :]
+    if not shards or getattr(shards[0], "dim", None) != 0 or len(parts) > 1:
+        raise _refusal(name, f"it lies as {placements}")
+    shape = list(parameter.shape)
+    for part in parts:
+        if isinstance(part, Shard):
+            shape[part.dim] = _part_of(shape[part.dim], mesh, at + 1)
+        elif not part.is_replicate():
+            raise _refusal(name, f"it lies as {placements}")
+    rows = -(-shape[0] // mesh.size(at))
+    replicated = any(part.is_replicate() for part in parts)
+    return Piece(name, math.prod(shape), rows * math.prod(shape[1:]), replicated)
+
+
+def _part_of(size: int, mesh: DeviceMesh, dimension: int) -> int:
+    """Return this rank's share of `size` where DTensor shards it over a dimension of the mesh: the
+    last ranks may have less than the others."""
+    most = -(-size // mesh.size(dimension))
+    return min(most, max(0, size - most * mesh.get_local_rank(dimension)))
+
+
+def _common_mesh(unit: str, parameters: Mapping[str, torch.nn.Parameter]) -> DeviceMesh:
+    """Return the mesh of the parameters of a unit. InvalidArgumentError if they differ: tensor
+    parallelism that has only some of them does not tell whether its ranks have the same values of
+    the others."""
+    first, *others = parameters
+    mesh = parameters[first].device_mesh
+    for name in others:
+        other = parameters[name].device_mesh
+        if other != mesh:
+            raise InvalidArgumentError(
+                f"'{unit}': parameter '{name}' lies on {other}, expected {mesh} as '{first}'; name "
+                "its module in the plan of parallelize_module() too, or call fully_shard() on it"
+            )
+    return mesh
 
 
 def _refusal(name: str, got: str) -> InvalidArgumentError:
     return InvalidArgumentError(
-        f"parameter '{name}': {got}, expected Shard(0) over one dimension of ranks, or HSDP's two; "
-        "other layouts, such as those of tensor parallelism, can't be compressed here"
+        f"parameter '{name}': {got}, expected Shard(0) over one dimension of ranks, or HSDP's two, "
+        "and at most one more, of tensor parallelism"
     )
