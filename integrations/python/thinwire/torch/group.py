@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import datetime
+import json
 import os
 import threading
 import weakref
@@ -15,7 +17,7 @@ import torch.distributed as dist
 
 from thinwire.comm import Communicator, Store, poll
 from thinwire.config import Config
-from thinwire.errors import InvalidArgumentError
+from thinwire.errors import InvalidArgumentError, MismatchError
 from thinwire.torch import private
 
 _SLICE = datetime.timedelta(milliseconds=20)  # timeout of one poll of a store without check()
@@ -81,8 +83,12 @@ class Group:
     timeout_s: float | None = None  # of torch's group; used if the settings have none
     host: str | None = None  # of torch's store; its interface is the one to listen on
 
-    def connect(self, config: Config) -> Communicator:
-        """Block until all ranks have connected, or the timeout is over."""
+    def connect(self, config: Config, plan: Mapping[str, str] | None = None) -> Communicator:
+        """Block until all ranks have connected, or the timeout is over. MismatchError on every rank
+        if the settings differ.
+
+        plan: further settings, by name, that are the same on all ranks, and that the library does
+        not know."""
         config = replace(
             config,
             timeout_s=config.timeout_s or self.timeout_s,
@@ -93,7 +99,37 @@ class Group:
         store = self.store
         if isinstance(store, dist.Store):
             store = TorchStore(dist.PrefixStore(f"thinwire/{self.key}", store))
-        return Communicator(self.rank, self.size, store, self.key, config)
+        if plan is None or not isinstance(store, TorchStore):
+            return Communicator(self.rank, self.size, store, self.key, config)
+        with contextlib.suppress(RuntimeError):  # the store is gone; the library says so below
+            store.set(f"plan/{self.rank}", json.dumps(dict(plan)).encode())
+        try:
+            communicator = Communicator(self.rank, self.size, store, self.key, config)
+        except MismatchError:  # the plan may have caused it, and names what the user has set
+            self._compare(plan, store, range(self.size))
+            raise
+        try:
+            self._compare(plan, store, range(1))
+        except MismatchError as error:
+            communicator.fail(error)  # rank 0 and those that are like it do not know yet
+            communicator.close()
+            raise
+        return communicator
+
+    def _compare(self, plan: Mapping[str, str], store: TorchStore, ranks: Iterable[int]) -> None:
+        """MismatchError for the first of these ranks that has told another plan."""
+        for rank in ranks:
+            theirs: dict[str, str] = dict(plan)
+            with contextlib.suppress(RuntimeError):
+                if store.has(f"plan/{rank}"):
+                    theirs = json.loads(store.get(f"plan/{rank}", 0))
+            for name in {**plan, **theirs}:
+                mine, other = plan.get(name), theirs.get(name)
+                if mine != other:
+                    raise MismatchError(
+                        f"rank {self.rank} was set up with {name}={mine}, but rank {rank} with "
+                        f"{name}={other}; use the same options on every rank"
+                    )
 
     def _own(self, file: str | None) -> str | None:
         """Return the file's name with this user's number; the library adds the rank."""
