@@ -234,10 +234,10 @@ def test_states_come_and_go_without_leaks(close):
 def reduced_in_python(rank: int):
     torch._dynamo.config.optimize_ddp = "python_reducer"
     ddp, _ = wrap(make_mlp(), None)
-    with pytest.raises(thinwire.InvalidArgumentError, match="optimize_ddp.*python_reducer"):
+    with pytest.raises(thinwire.InvalidArgumentError, match=r"optimize_ddp.*python_reducer"):
         thinwire.torch.compress(ddp)
     ddp.register_comm_hook(thinwire.torch.State("int4"), thinwire.torch.hook)
-    with pytest.raises(thinwire.InvalidArgumentError, match="bucket is .*GradBucket"):
+    with pytest.raises(thinwire.InvalidArgumentError, match=r"bucket is .*GradBucket"):
         ddp(data(0, rank)).sum().backward()
 
 
