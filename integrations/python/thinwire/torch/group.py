@@ -60,6 +60,10 @@ class TorchStore:
         poll(self.has, key, timeout_s)
         return self._store.get(key)
 
+    def remove(self, key: str) -> None:
+        """Remove the key if it is set."""
+        self._store.delete_key(key)
+
     def has(self, key: str) -> bool:
         """Return whether the key is set, without waiting for it."""
         if hasattr(self._store, "check"):
@@ -198,7 +202,14 @@ def resolve(process_group: dist.ProcessGroup | None, what: str) -> dist.ProcessG
         )
     check(process_group)
     group = process_group or dist.group.WORLD
-    if dist.get_rank(group) < 0:
+    try:
+        mine = dist.get_rank(group)
+    except ValueError as error:
+        raise InvalidArgumentError(
+            f"{what} got a process group that was destroyed, expected one that exists; make {what} "
+            "again, after torch.distributed.init_process_group or init()"
+        ) from error
+    if mine < 0:
         raise InvalidArgumentError(
             f"rank {dist.get_rank()}: {what} got a process group that this rank is no member of; "
             "make it on the group's ranks only"
