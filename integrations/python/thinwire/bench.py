@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import json
+import math
 import socket
 import statistics
 import time
@@ -26,6 +27,7 @@ from thinwire.torch.forecast import probe
 GLOO = "gloo fp32"
 _NUMEL = 1 << 22  # 16 MiB of fp32: more than a core's caches
 _ROUNDS = 5
+_MOST_KIB = 1 << 22  # of one tensor; each rank has several
 
 Row = dict[str, Any]
 
@@ -51,12 +53,18 @@ def _check(arguments: argparse.Namespace) -> None:
     file = arguments.json
     if file is not None and not file.parent.is_dir():
         raise InvalidArgumentError(f"'{file}': there is no folder '{file.parent}'; make it")
+    if file is not None and file.is_dir():
+        raise InvalidArgumentError(f"--json is '{file}', which is a folder; name a file")
+    if max(arguments.sizes) > _MOST_KIB:
+        raise InvalidArgumentError(
+            f"--sizes is {arguments.sizes}, expected at most {_MOST_KIB} KiB (4 GiB) each"
+        )
     counts = arguments.rounds >= 1 and arguments.ranks >= 2 and min(arguments.sizes) >= 1
-    if not (counts and arguments.seconds >= 0):  # also refuses NaN
+    if not (counts and 0 <= arguments.seconds < math.inf):  # also refuses NaN
         raise InvalidArgumentError(
             f"--rounds is {arguments.rounds}, --ranks {arguments.ranks}, --sizes {arguments.sizes} "
             f"and --seconds {arguments.seconds}, expected at least 1 round, 2 ranks, 1 KiB and "
-            "0 seconds"
+            "0 seconds, and an end of the seconds"
         )
 
 

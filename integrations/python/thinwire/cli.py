@@ -16,6 +16,10 @@ def _trace(arguments: argparse.Namespace) -> int:
     from thinwire import trace
 
     files = [file for path in arguments.files for file in trace.files_of(path) or [path]]
+    if arguments.out.resolve() in {file.resolve() for file in files}:
+        raise errors.InvalidArgumentError(
+            f"--out is {arguments.out}, which is one of the traces to merge; name another file"
+        )
     merged = trace.merge(files)
     trace.write(merged, arguments.out)
     print(

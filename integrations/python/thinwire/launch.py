@@ -364,9 +364,17 @@ def gloo_group() -> Iterator[None]:
         dist.destroy_process_group()
 
 
+_MOST_HERE = 256  # each is a process that imports torch
+
+
 def start_here(ranks: int) -> int:
     """Start this command again as `ranks` ranks on this machine. If one fails, end the others.
     Return the exit status of the first rank that failed, else 0."""
+    if ranks > _MOST_HERE:
+        raise InvalidArgumentError(
+            f"--ranks is {ranks}, expected at most {_MOST_HERE} on one machine; start more on "
+            "several machines with a launcher such as torchrun"
+        )
     with socket.create_server(("127.0.0.1", 0)) as reserved:
         port = reserved.getsockname()[1]
     begun: list[subprocess.Popen[bytes]] = []

@@ -85,8 +85,12 @@ def write(merged: Merged, out: Path) -> None:
 def _load(file: Path) -> list[Event]:
     try:
         events = json.loads(file.read_text())
-    except (OSError, ValueError) as error:
+    except OSError as error:
         raise InvalidArgumentError(f"{file} is no trace: {error}") from error
+    except (ValueError, RecursionError) as error:
+        raise InvalidArgumentError(
+            f"{file} is no trace: {error}; did the run end in order?"
+        ) from error
     if not isinstance(events, list) or not all(isinstance(event, dict) for event in events):
         raise InvalidArgumentError(f"{file} is no trace: expected a list of events")
     if not any("ts" in event for event in events):
@@ -102,19 +106,25 @@ def _is_event(event: Event) -> bool:
     traces."""
     if not isinstance(event.get("pid"), int):
         return False
-    if not isinstance(event.get("ts", 0), (int, float)):
+    if not _is_time(event.get("ts", 0)):
         return False
     if event.get("ph") != "X":
         return True
-    if not isinstance(event.get("ts"), (int, float)) or not isinstance(event.get("name"), str):
+    if not _is_time(event.get("ts")) or not isinstance(event.get("name"), str):
         return False
     arguments = event.get("args", {})
     return event["name"] not in _EXCHANGES or (
-        isinstance(event.get("dur"), (int, float))
+        _is_time(event.get("dur"))
         and isinstance(arguments, dict)
         and isinstance(arguments.get("tensor"), str)
         and isinstance(arguments.get("chunk"), int)
     )
+
+
+def _is_time(value: object) -> bool:
+    """Return whether it is a number of microseconds, such that sums of a few are numbers as well:
+    NaN and infinity are no JSON, and no clock has shown 1e18."""
+    return isinstance(value, (int, float)) and -1e18 < value < 1e18
 
 
 def _exchanges(events: Iterable[Event]) -> Iterable[tuple[_Key, tuple[float, float]]]:

@@ -262,6 +262,7 @@ def check_wrong_uses_of_the_optimizer(_: int) -> None:
     ):
         raises(wrong, words, hvd.DistributedOptimizer, sgd(model), **options)
     raises(thinwire.UnavailableError, "use op=Average", wrapped, model, op=hvd.Adasum)
+    raises(wrong, "not wrapped already", hvd.DistributedOptimizer, wrapped(model))
     raises(wrong, "none after wrapping", wrapped(model).add_param_group, {"params": []})
 
 

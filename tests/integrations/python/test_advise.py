@@ -230,6 +230,26 @@ def make():
     return model, optimizer, lambda: model(data(0, 0, width=256)).square().mean().backward()
 
 
+def make_without_parameters():
+    _, optimizer, run = make()
+    return torch.nn.ReLU(), optimizer, run
+
+
+def make_without_optimizer():
+    model, _, run = make()
+    return model, None, run
+
+
+def without_backward(rank: int):
+    model, optimizer, _ = make()
+    with pytest.raises(thinwire.InvalidArgumentError, match=f"rank {rank}: .* made no gradients"):
+        advise(model, optimizer, lambda: None, steps=1)
+
+
+def test_a_run_without_a_backward_pass_is_said():
+    run(without_backward)
+
+
 def test_a_link_on_which_the_smallest_probe_takes_long_has_a_rate():
     class OnSlowLink:
         def time(self, numel, **_):
@@ -297,7 +317,11 @@ def test_the_command_needs_ranks(capsys):
 
 
 @pytest.mark.parametrize("make, words", [
-    (":make", "':make' is not there"),
+    (":make", "did you mean MODULE:make"),
+    ("./test_advise.py:make", "did you mean test_advise:make"),
+    ("nothing:make", "'nothing:make' is not there"),
+    ("test_advise:make_without_parameters", "a torch.nn.Module with parameters"),
+    ("test_advise:make_without_optimizer", "expected (model, optimizer, run)"),
     ("test_advise:CODECS", "expected a function"),
     ("test_advise:make_mlp", "expected (model, optimizer, run)"),
 ])  # fmt: skip

@@ -57,6 +57,10 @@ def test_the_command_starts_two_ranks_and_reports(tmp_path):
         (("--sizes", "0"), "1 KiB"),
         (("--seconds", "nan"), "--seconds nan"),
         (("--json", "/no/such/folder.json"), "there is no folder '/no/such'; make it"),
+        (("--json", "/"), "which is a folder; name a file"),
+        (("--ranks", "9" * 20), "expected at most 256 on one machine"),
+        (("--sizes", "9" * 20), "expected at most 4194304 KiB"),
+        (("--seconds", "inf"), "--seconds inf"),
     ],
 )
 def test_a_wrong_argument_is_said(wrong, words, capsys):

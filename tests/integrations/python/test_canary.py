@@ -232,6 +232,7 @@ def test_the_command_in_two_ranks_leaves_nothing(tmp_path):
     [
         (("--codecs", "int3"), "unknown codec 'int3'"),
         (("--ranks", "1"), "2 ranks"),
+        (("--ranks", "9" * 20), "expected at most 256 on one machine"),
         (("--topologies", "star"), "'star'"),
         (("--seconds", "0"), "0 seconds"),
     ],

@@ -529,6 +529,21 @@ def on_one_rank(rank: int):
         torch.distributed.all_reduce(torch.ones(100_000), group=group)
 
 
+def again_on_all(rank: int, alone: int):
+    group = torch.distributed.new_group(timeout=datetime.timedelta(seconds=1))
+    if rank == alone:
+        with pytest.raises(thinwire.PeerLostError, match="did not come"):
+            tw.compress(make_mlp(), "int4", process_group=group)
+    torch.distributed.barrier()
+    tw.compress(make_mlp(), "int4", process_group=group)
+
+
+@pytest.mark.parametrize("alone", [0, 1])
+def test_the_call_that_was_made_on_one_rank_alone_may_be_made_again_on_all(alone):
+    """As in a notebook whose cell was interrupted on one rank."""
+    run(again_on_all, alone)
+
+
 def test_a_call_on_one_rank_alone_is_a_typed_error():
     outcome = outcomes_of(on_one_rank)[0]
     assert outcome.error == "PeerLostError", outcome

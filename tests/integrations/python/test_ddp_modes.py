@@ -229,3 +229,18 @@ def test_states_come_and_go_without_leaks(close):
     assert first[0] == second[0]
     # a leak of one per round would be 19; a few threads may still be ending
     assert max(first[1], second[1]) <= 8
+
+
+def reduced_in_python(rank: int):
+    torch._dynamo.config.optimize_ddp = "python_reducer"
+    ddp, _ = wrap(make_mlp(), None)
+    with pytest.raises(thinwire.InvalidArgumentError, match=r"optimize_ddp.*python_reducer"):
+        thinwire.torch.compress(ddp)
+    ddp.register_comm_hook(thinwire.torch.State("int4"), thinwire.torch.hook)
+    with pytest.raises(thinwire.InvalidArgumentError, match=r"bucket is .*GradBucket"):
+        ddp(data(0, rank)).sum().backward()
+
+
+def test_the_python_reducer_which_ignores_what_a_hook_returns_is_refused():
+    """Otherwise each rank would keep its own gradients."""
+    run(reduced_in_python)

@@ -293,3 +293,15 @@ def test_a_step_that_does_not_repeat_is_forgotten_when_an_order_is_predicted():
     (first, planned), (second, _) = run(buckets_before)
     assert planned > 0
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+def in_a_destroyed_group(rank: int):
+    group = dist.new_group()
+    exchange = GradientExchange("int4", group)
+    dist.destroy_process_group(group)
+    with pytest.raises(thinwire.InvalidArgumentError, match="a process group that was destroyed"):
+        exchange.reduce({"a": torch.ones(8)})
+
+
+def test_a_group_that_was_destroyed_is_a_typed_error():
+    run(in_a_destroyed_group)

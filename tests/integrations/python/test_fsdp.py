@@ -4,7 +4,7 @@ have their own files."""
 import pytest
 import thinwire
 import torch
-from fsdp_models import Net, gradients, loss_of, sharded, train
+from fsdp_models import Net, gradients, loss_of, sharded, train, weights
 from ranks import outcomes_of, run
 from thinwire.torch import compress
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
@@ -251,6 +251,29 @@ def test_a_model_is_compressed_once_at_a_time():
     for after_refusal, stats in run(compressed_twice):
         assert (after_refusal, stats["steps"]) == (1, 1)
         assert {row["codec"] for row in stats["parameters"]} == {"int8"}
+
+
+def compiled(rank: int, first: str):
+    """Call fully_shard() on the compiled module, or torch.compile() on the sharded one."""
+    model = Net()
+    if first == "torch.compile":
+        model = torch.compile(model, backend="eager")
+    fully_shard(model)
+    if first == "fully_shard":
+        model = torch.compile(model, backend="eager")
+    compression = compress(model, "int4")
+    train(model, 3, rank)
+    names = {row["name"] for row in compression.stats()["parameters"]}
+    whole = {name.replace("_orig_mod.", ""): each for name, each in weights(model).items()}
+    return whole, names
+
+
+@pytest.mark.parametrize("first", ["torch.compile", "fully_shard"])
+def test_compiled_modules_train_as_they_do_uncompiled(first):
+    plain, ours = run(compiled, ""), run(compiled, first)
+    assert ours[0][1] == plain[0][1]
+    for name, value in plain[0][0].items():
+        torch.testing.assert_close(ours[0][0][name], value)
 
 
 def unlike(rank: int):

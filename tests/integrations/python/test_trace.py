@@ -76,6 +76,27 @@ def test_what_is_no_trace_is_named(tmp_path, capsys):
     assert "nothing" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "text", ["[" * 100_000, '[{"pid": 0, "ts": 1}, {"pid": 0, "ts": %s}]' % ("9" * 400), "", "[",
+             '[{"pid": 0, "ts": NaN}]', '[{"pid": 0, "ts": 1e400}]'],
+    ids=["deep", "long", "empty", "cut", "nan", "infinite"],
+)  # fmt: skip
+def test_text_that_is_no_trace_is_one_line(text, tmp_path, capsys):
+    (tmp_path / "a.json").write_text(text)
+    assert cli.main(["trace", str(tmp_path / "a.json"), "--out", str(tmp_path / "out")]) == 1
+    said = capsys.readouterr().err
+    assert "a.json is no" in said and said.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_trace_is_not_overwritten_by_what_is_merged(tmp_path, capsys):
+    file = tmp_path / "a.rank0.json"
+    file.write_text('[{"pid": 0, "ts": 5}]')
+    assert cli.main(["trace", str(tmp_path / "a.json"), "--out", str(file)]) == 1
+    assert "name another file" in capsys.readouterr().err
+    assert json.loads(file.read_text())[0]["ts"] == 5
+
+
 def mutated(value, random: Random):
     """Return the JSON value with a part replaced by something else."""
     if isinstance(value, list) and value and random.random() < 0.9:

@@ -1,13 +1,15 @@
 """compress(ddp, codec, warm_up_steps=n): n steps in fp32 or by warm_up_codec, then the codec,
 starting in the same step on all ranks."""
 
+import re
+
 import pytest
 import thinwire
 import thinwire.torch as tw
 import torch
 import torch.distributed as dist
 from models import data, digest, gradients, loss_of, make_mlp, wrap
-from ranks import run
+from ranks import outcomes_of, run
 from test_recovery import regroup
 from thinwire.torch import State
 from torch.nn.parallel import DistributedDataParallel
@@ -250,3 +252,35 @@ def refused(rank: int):
 
 def test_where_it_can_not_be_meant_it_is_a_typed_error():
     run(refused)
+
+
+def unlike(rank: int, of_ranks, made):
+    """One step with this rank's options, from a state dict with this rank's number of steps."""
+    ddp, state = wrap(make_mlp(), **of_ranks[rank], timeout_s=10.0)
+    if made is not None:
+        state.load_state_dict({**state.state_dict(), "steps": made[rank]})
+    loss_of(ddp, data(0, rank)).backward()
+
+
+WARM = {"codec": "int4", "warm_up_steps": 3}
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "made", "option", "values"),
+    [
+        (WARM, {**WARM, "warm_up_steps": 5}, None, "warm_up_steps", ("3", "5")),
+        (WARM, {"codec": "int4"}, None, "warm_up_steps", ("3", "None")),
+        (WARM, {**WARM, "warm_up_codec": "int8"}, None, "warm_up_codec", ("fp32", "int8")),
+        ({"codec": "fp32"}, WARM, None, "codec", ("fp32", "int4")),
+        ({"codec": "auto"}, {"codec": "fp32"}, None, "codec", ("auto", "fp32")),
+        ({"codec": "auto"}, {"codec": "int4"}, None, "codec", ("auto", "int4")),
+        (WARM, WARM, (2, 0), "steps_before", ("2", "0")),
+    ],
+)
+def test_ranks_that_would_change_the_codec_apart_get_an_error_with_both_values(
+    first, second, made, option, values
+):
+    for outcome in outcomes_of(unlike, [first, second], made):
+        assert outcome.error == "MismatchError", outcome
+        for rank, value in enumerate(values):
+            assert re.search(rf"rank {rank} (was set up )?with {option}={value}\b", outcome.message)

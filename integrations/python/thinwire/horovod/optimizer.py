@@ -63,6 +63,8 @@ def DistributedOptimizer(
         UnavailableError: op=Adasum.
     """
     check_kind("optimizer", optimizer, Optimizer, "one of torch.optim")
+    if isinstance(optimizer, ReducingOptimizer):
+        raise wrong("optimizer", optimizer, "one that DistributedOptimizer has not wrapped already")
     checks.check_optimizer(optimizer)
     check_compression(compression)
     check_whole("backward_passes_per_step", backward_passes_per_step, 1)

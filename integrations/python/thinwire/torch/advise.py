@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -193,6 +194,11 @@ class _Rehearsal(OptimizedCompression):
 
     def profile(self) -> Profile:
         """Return the profile of all ranks' steps. All ranks call it."""
+        if self._notes.steps() <= _WARM_UP:
+            raise InvalidArgumentError(
+                f"rank {dist.get_rank(self._group)}: run() made no gradients of the model, "
+                "expected a forward and a backward pass in each call"
+            )
         return self._notes.profile(_WARM_UP, self._group)
 
 
@@ -226,10 +232,16 @@ def rehearse(
 
 def _import(name: str) -> Callable[[], Any]:
     module, _, function = name.partition(":")
+    if not module or not function or "/" in module or module.endswith(".py"):
+        guess = f"{Path(module).stem or 'MODULE'}:{function or 'FUNCTION'}"
+        raise InvalidArgumentError(
+            f"{name!r} names no function of a module, expected MODULE:FUNCTION, as in `{_HOW}`; "
+            f"did you mean {guess}, in the module's folder?"
+        )
     sys.path.insert(0, os.getcwd())
     try:
         found = getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError, ValueError) as error:
+    except (ImportError, AttributeError) as error:
         raise InvalidArgumentError(
             f"{name!r} is not there ({error}); expected MODULE:FUNCTION, as in `{_HOW}`"
         ) from error
@@ -238,15 +250,24 @@ def _import(name: str) -> Callable[[], Any]:
     return found
 
 
+def _check_made(make: str, made: object) -> None:
+    if isinstance(made, tuple) and len(made) == 3:
+        model, optimizer, run = made
+        is_model = isinstance(model, torch.nn.Module) and any(True for _ in model.parameters())
+        if is_model and isinstance(optimizer, torch.optim.Optimizer) and callable(run):
+            return
+    raise InvalidArgumentError(
+        f"{make}() returned {made!r}, expected (model, optimizer, run): a torch.nn.Module with "
+        "parameters, one of torch.optim, and a function run()"
+    )
+
+
 def main(make: str, codecs: Sequence[str] | None) -> int:
     """Run `thinwire advise` on every rank; rank 0 prints the table."""
     if "RANK" not in os.environ:
         raise InvalidArgumentError(f"there are no ranks to measure between; start it with `{_HOW}`")
     made = _import(make)()
-    if not (isinstance(made, tuple) and len(made) == 3 and callable(made[2])):
-        raise InvalidArgumentError(
-            f"{make}() returned {made!r}, expected (model, optimizer, run) with a function run()"
-        )
+    _check_made(make, made)
     model, optimizer, run = made
     cuda = next(model.parameters()).is_cuda
     dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo")

@@ -47,9 +47,11 @@ def agreeing(
     roll_call = _RollCall(members)
     roll_call.answer("came")
     if together and not roll_call.all_came(private.timeout_of(members) or _COME_S):
+        absent = roll_call.absent(wait_s=0)
+        roll_call.withdraw()
         raise PeerLostError(
             f"rank {dist.get_rank(members)} waited for the other ranks to agree on {on}, and "
-            f"{roll_call.absent(wait_s=0)}; make the call on all {dist.get_world_size(members)} "
+            f"{absent}; make the call on all {dist.get_world_size(members)} "
             "ranks of the group, or raise the timeout of init_process_group()"
         )
     try:
@@ -72,7 +74,8 @@ class _RollCall:
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self._rank, self._size = dist.get_rank(group), dist.get_world_size(group)
-        number = _agreements.get(group, 0)
+        self._group = group
+        self._number = number = _agreements.get(group, 0)
         _agreements[group] = number + 1
         self._store: TorchStore | None = None
         if self._size > 1:
@@ -85,6 +88,14 @@ class _RollCall:
         if self._store is not None:
             with contextlib.suppress(RuntimeError):
                 self._store.set(f"{mark}/{self._rank}", b"1")
+
+    def withdraw(self) -> None:
+        """Leave before the agreement: the next one takes its place, so that ranks which have not
+        come to this one meet the others there."""
+        _agreements[self._group] = self._number
+        if self._store is not None:
+            with contextlib.suppress(RuntimeError):
+                self._store.remove(f"came/{self._rank}")
 
     def all_came(self, timeout_s: float) -> bool:
         """Wait until all ranks have reached the block. Return False after timeout_s seconds."""

@@ -105,7 +105,9 @@ def compress(
     check_kind("model", model, torch.nn.Module, "a torch.nn.Module")
     if optimizer is not None:
         check_kind("optimizer", optimizer, Optimizer, "one of torch.optim, or None")
-    one_graph, model = private.is_one_graph(model), private.uncompiled(model)
+    one_graph = private.is_one_graph(model)
+    if not _is_sharded_root(model):  # fully_shard() may have been called on the compiled module
+        model = private.uncompiled(model)
     ddp = isinstance(model, DistributedDataParallel)
     sharded = not ddp and _is_sharded(model)
     hooked = ddp or (not sharded and private.is_replicated(model))
@@ -172,10 +174,15 @@ _MADE: weakref.WeakSet[Compression] = weakref.WeakSet()
 
 
 def _is_sharded(model: torch.nn.Module) -> bool:
-    """Return whether FSDP2 has sharded a part of the model. Importing FSDP2 takes a second, so this
-    does not import it: a program with such a model has done so."""
+    """Return whether FSDP2 has sharded a part of the model."""
+    return any(map(_is_sharded_root, model.modules()))
+
+
+def _is_sharded_root(module: torch.nn.Module) -> bool:
+    """Return whether fully_shard() was called on this module. Importing FSDP2 takes a second, so
+    this does not import it: a program with such a model has done so."""
     fsdp = sys.modules.get("torch.distributed.fsdp")
-    return fsdp is not None and any(isinstance(each, fsdp.FSDPModule) for each in model.modules())
+    return fsdp is not None and isinstance(module, fsdp.FSDPModule)
 
 
 def _hook_on(
@@ -198,6 +205,12 @@ def _hook_on(
         raise InvalidArgumentError(
             "DistributedDataParallel(mixed_precision=...) reduces by a communication hook of its "
             "own, and DDP takes one; leave it out, and take torch.autocast or a bf16 model"
+        )
+    if ddp and private.has_python_reducer(model):
+        raise InvalidArgumentError(
+            f"rank {rank_or_0(group)}: compress got a DistributedDataParallel that was made with "
+            "torch._dynamo.config.optimize_ddp='python_reducer', which ignores what communication "
+            "hooks return; leave that setting at its default, and make the wrapper again"
         )
     ignored = model.parameters_to_ignore if ddp else ()
     names = trained_names(module, group, ignored)

@@ -244,6 +244,10 @@ class Notes:
         self._sending = False
         self._needed[-1].setdefault(bucket, at)
 
+    def steps(self) -> int:
+        """Return the number of backward passes so far."""
+        return len(self._ready)
+
     def profile(self, leave_out: int, process_group: dist.ProcessGroup | None) -> Profile:
         """Return the mean profile of all ranks, scaled to the slowest rank of each step, because
         the others wait for it in real steps. It ignores the first `leave_out` steps. All ranks call

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import datetime
+import json
 import os
 import threading
 import weakref
@@ -15,7 +17,7 @@ import torch.distributed as dist
 
 from thinwire.comm import Communicator, Store, poll
 from thinwire.config import Config
-from thinwire.errors import InvalidArgumentError
+from thinwire.errors import InvalidArgumentError, MismatchError
 from thinwire.torch import private
 
 _SLICE = datetime.timedelta(milliseconds=20)  # timeout of one poll of a store without check()
@@ -58,6 +60,10 @@ class TorchStore:
         poll(self.has, key, timeout_s)
         return self._store.get(key)
 
+    def remove(self, key: str) -> None:
+        """Remove the key if it is set."""
+        self._store.delete_key(key)
+
     def has(self, key: str) -> bool:
         """Return whether the key is set, without waiting for it."""
         if hasattr(self._store, "check"):
@@ -81,8 +87,12 @@ class Group:
     timeout_s: float | None = None  # of torch's group; used if the settings have none
     host: str | None = None  # of torch's store; its interface is the one to listen on
 
-    def connect(self, config: Config) -> Communicator:
-        """Block until all ranks have connected, or the timeout is over."""
+    def connect(self, config: Config, plan: Mapping[str, str] | None = None) -> Communicator:
+        """Block until all ranks have connected, or the timeout is over. MismatchError on every rank
+        if the settings differ.
+
+        plan: further settings, by name, that are the same on all ranks, and that the library does
+        not know."""
         config = replace(
             config,
             timeout_s=config.timeout_s or self.timeout_s,
@@ -93,7 +103,37 @@ class Group:
         store = self.store
         if isinstance(store, dist.Store):
             store = TorchStore(dist.PrefixStore(f"thinwire/{self.key}", store))
-        return Communicator(self.rank, self.size, store, self.key, config)
+        if plan is None or not isinstance(store, TorchStore):
+            return Communicator(self.rank, self.size, store, self.key, config)
+        with contextlib.suppress(RuntimeError):  # the store is gone; the library says so below
+            store.set(f"plan/{self.rank}", json.dumps(dict(plan)).encode())
+        try:
+            communicator = Communicator(self.rank, self.size, store, self.key, config)
+        except MismatchError:  # the plan may have caused it, and names what the user has set
+            self._compare(plan, store, range(self.size))
+            raise
+        try:
+            self._compare(plan, store, range(1))
+        except MismatchError as error:
+            communicator.fail(error)  # rank 0 and those that are like it do not know yet
+            communicator.close()
+            raise
+        return communicator
+
+    def _compare(self, plan: Mapping[str, str], store: TorchStore, ranks: Iterable[int]) -> None:
+        """MismatchError for the first of these ranks that has told another plan."""
+        for rank in ranks:
+            theirs: dict[str, str] = dict(plan)
+            with contextlib.suppress(RuntimeError):
+                if store.has(f"plan/{rank}"):
+                    theirs = json.loads(store.get(f"plan/{rank}", 0))
+            for name in {**plan, **theirs}:
+                mine, other = plan.get(name), theirs.get(name)
+                if mine != other:
+                    raise MismatchError(
+                        f"rank {self.rank} was set up with {name}={mine}, but rank {rank} with "
+                        f"{name}={other}; use the same options on every rank"
+                    )
 
     def _own(self, file: str | None) -> str | None:
         """Return the file's name with this user's number; the library adds the rank."""
@@ -162,7 +202,14 @@ def resolve(process_group: dist.ProcessGroup | None, what: str) -> dist.ProcessG
         )
     check(process_group)
     group = process_group or dist.group.WORLD
-    if dist.get_rank(group) < 0:
+    try:
+        mine = dist.get_rank(group)
+    except ValueError as error:
+        raise InvalidArgumentError(
+            f"{what} got a process group that was destroyed, expected one that exists; make {what} "
+            "again, after torch.distributed.init_process_group or init()"
+        ) from error
+    if mine < 0:
         raise InvalidArgumentError(
             f"rank {dist.get_rank()}: {what} got a process group that this rank is no member of; "
             "make it on the group's ranks only"

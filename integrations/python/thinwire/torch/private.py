@@ -189,6 +189,15 @@ def outside_graphs(hook: Callable[..., None]) -> Callable[..., None]:
     return torch._disable_dynamo(hook)
 
 
+def has_python_reducer(ddp: torch.nn.parallel.DistributedDataParallel) -> bool:
+    """Return whether DDP reduces by functional collectives, which torch.compile can trace. It then
+    calls hooks with single gradients, and ignores what they return.
+
+    DDP reads torch._dynamo.config.optimize_ddp when it is made, and has no public way to the
+    result. Torch 2.13 and 2.14 keep it in _use_python_reducer."""
+    return getattr(ddp, "_use_python_reducer", False) is True
+
+
 def delayed_parameters(ddp: torch.nn.parallel.DistributedDataParallel) -> list[torch.Tensor]:
     """Return the parameters of DDP's delay_all_reduce_named_params, which DDP reduces itself.
 

@@ -196,9 +196,15 @@ class State(GradientExchange):
 
     def reduce_bucket(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Reduce the bucket to its mean over all ranks, in place. A failure is raised by the future
-        and so by backward(); an exception from here would leave DDP's reducer in mid-step."""
+        and so by backward(); an exception from here would leave DDP's reducer in mid-step.
+        InvalidArgumentError, at once, for anything else than a bucket: DDP's reducer in Python
+        calls hooks with a gradient, and ignores the future."""
+        check_kind(
+            "bucket", bucket, dist.GradBucket,
+            "the GradBucket that DDP hands its hook, unless torch._dynamo.config.optimize_ddp is "
+            "'python_reducer'",
+        )  # fmt: skip
         try:
-            check_kind("bucket", bucket, dist.GradBucket, "the bucket that DDP hands its hook")
             return self._reduce(bucket)
         except errors.Error as error:
             return failed_future(self.fail(error))

@@ -108,16 +108,21 @@ class GradientExchange(Compression):
             self._rules.check_names(parameters)
         self._process_group, self._purpose = process_group, purpose
         self._parameters = Parameters(parameters)
-        self._session = Session(Membership(process_group, purpose), settings)
+        warm_up = plan(
+            warm_up_steps, warm_up_codec, self._rules, settings.momentum, automatic=self.automatic
+        )
+        self._plan = {"codec": AUTO if self.automatic else self._rules.joined}
+        if warm_up is not None:
+            self._plan["warm_up_steps"] = str(warm_up.steps)
+            self._plan["warm_up_codec"] = warm_up.first.joined
+        self._session = Session(Membership(process_group, purpose), settings, self._plan)
         self._session.close_with(self)
         self.momentum = OwnedMomentum(settings.momentum, settings.nesterov)
         self._step_tensors: list[Any] = []  # tensors of the last reduce() and their buckets
         self._step_buckets: list[FlatBucket] = []
         self._whole = True  # all parameters are of one step; False until a copy is complete
         self._warming_up = False  # whether warm_up_codec is in use
-        self._warm_up = plan(
-            warm_up_steps, warm_up_codec, self._rules, settings.momentum, automatic=self.automatic
-        )
+        self._warm_up = warm_up
         if self._warm_up is not None:
             self._take_phase(warming_up=True)
 
@@ -334,7 +339,9 @@ class GradientExchange(Compression):
         """Close the session and open one that starts from the residuals `kept` at the next step;
         allowed after a failure."""
         membership = Membership(self._process_group, self._purpose)
-        self._session = self._session.successor(membership, codec, momentum, kept, self.steps)
+        self._session = self._session.successor(
+            membership, codec, momentum, self._plan, kept, self.steps
+        )
         self._session.close_with(self)
 
     # Whole steps, for loops that have all gradients at once.
@@ -563,6 +570,7 @@ class GradientExchange(Compression):
         if self._auto is not None:
             self._auto.settle(process_group, agreement.goal.codec)
             self._rules = Rules(agreement.goal.codec)
+        self._plan.pop("codec", None)  # a new rank may have passed another one, and has the goal's
         self._go_on(agreement.goal.codec, agreement.goal.momentum, kept)
         if self._warm_up is not None:  # some ranks may have passed its end, and others not
             self._take_phase(warming_up=self._warms_up(self.steps))

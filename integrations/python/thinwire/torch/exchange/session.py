@@ -9,7 +9,7 @@ import os
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -80,10 +80,14 @@ def _torch_uses_nccl() -> bool:
 class Session:
     """Owns the communicator and the waiter. After the first error it stays failed. Thread-safe."""
 
-    def __init__(self, membership: Membership, config: Config) -> None:
-        """InvalidArgumentError if this machine lacks something that the settings name."""
+    def __init__(
+        self, membership: Membership, config: Config, plan: Mapping[str, str] | None = None
+    ) -> None:
+        """InvalidArgumentError if this machine lacks something that the settings name.
+
+        plan: as Group.connect() takes it."""
         check_here(config)
-        self.config = config
+        self.config, self._plan = config, None if plan is None else dict(plan)
         self._membership = membership
         self.restored: checkpoint.Residuals = {}  # the residuals of the last load()
         self._first_step = 0
@@ -116,16 +120,17 @@ class Session:
         membership: Membership,
         codec: str,
         momentum: float,
+        plan: Mapping[str, str] | None,
         kept: checkpoint.Residuals,
         step: int,
     ) -> Session:
-        """Close this session. Return one with another codec and momentum that starts from the
+        """Close this session. Return one with another codec, momentum and plan that starts from the
         residuals `kept` at `step` and continues the counters. All ranks call it, with nothing in
         flight; allowed after a failure."""
         counts = self.stats()
         self.close()
         config = dataclasses.replace(self.config, codec=codec, momentum=momentum)
-        session = Session(membership, config)
+        session = Session(membership, config, plan)
         session.load(kept, step)
         session._counted_before = counts
         return session
@@ -228,7 +233,10 @@ class Session:
 
     def _connect(self, group: Group, device: Device) -> None:
         self._home = HomeProcess()
-        communicator = group.connect(dataclasses.replace(self.config, device=device.name))
+        plan = self._plan
+        if plan is not None and "warm_up_steps" in plan:  # its end depends on the steps made
+            plan = {**plan, "steps_before": str(self._first_step)}
+        communicator = group.connect(dataclasses.replace(self.config, device=device.name), plan)
         communicator.leave_exit_to_owner()  # it would close before pending work is done
         try:
             checkpoint.write(communicator, self.restored)
