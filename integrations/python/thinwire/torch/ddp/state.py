@@ -334,10 +334,13 @@ class State(GradientExchange):
         return {name: self._from_checkpoint(name, m) for name, m in residuals.items()}, steps
 
     def _from_checkpoint(self, name: str, memory: Memory) -> Memory:
-        laid_out = (
-            flat if flat is None else self._layout.from_checkpoint(name, flat) for flat in memory
+        first, second, momentum = memory
+        laid_out = self._layout.from_checkpoint
+        return Memory(
+            laid_out(name, first),
+            laid_out(name, second),
+            None if momentum is None else laid_out(name, momentum),
         )
-        return Memory(*laid_out)
 
     def load_state_dict(self, saved: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
         """Load saved residuals and momentum, as GradientExchange.load_state_dict()."""
@@ -454,7 +457,9 @@ def _scale(tensor: torch.Tensor, factor: float) -> None:
 
 
 def _limit(name: str, limit: float | None) -> float | None:
+    if limit is None:
+        return None
     is_float = is_number(limit) and (limit == math.inf or limit <= sys.float_info.max)
-    if limit is not None and not (is_float and limit > 0):
+    if not (is_float and limit > 0):
         raise wrong(name, limit, "a number above 0")
     return limit

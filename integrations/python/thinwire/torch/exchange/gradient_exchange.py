@@ -555,7 +555,8 @@ class GradientExchange(Compression):
         check_kind("made", made, (int, Mapping, type(None)), "steps, steps by parameter, or None")
         members = resolve(process_group, "recover")
         now, before = self._session.dissolve()
-        codec = self.config.codec if self._auto is None else self.codec  # not the codecs on trial
+        # Not the codecs on trial.
+        codec = self.config.codec if self._auto is None else self._rules.joined
         mine = progress_of(
             self._session.ledger, codec, self.config.momentum, self.steps, made, users_of(members),
             self._whole,
