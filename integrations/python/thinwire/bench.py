@@ -63,8 +63,8 @@ def _check(arguments: argparse.Namespace) -> None:
     if not (counts and 0 <= arguments.seconds < math.inf):  # also refuses NaN
         raise InvalidArgumentError(
             f"--rounds is {arguments.rounds}, --ranks {arguments.ranks}, --sizes {arguments.sizes} "
-            f"and --seconds {arguments.seconds}, expected at least 1 round, 2 ranks, 1 KiB and "
-            "0 seconds, and an end of the seconds"
+            f"and --seconds {arguments.seconds}, expected at least 1 round, 2 ranks and 1 KiB, and "
+            "a finite number of seconds from 0 on"
         )
 
 

@@ -42,7 +42,8 @@ def check(tensor: torch.Tensor, rank: int, name: Callable[[], str]) -> str:
     if hasattr(tensor, "__tensor_flatten__"):  # DTensor, torchao's: other tensors own the memory
         raise refuse(
             f"a {type(tensor).__name__}, which is made of other tensors", "a plain tensor",
-            "pass its to_local(); sites need whole parameters, as under DistributedDataParallel",
+            "pass its to_local(); compress() takes a model with tensor parallelism after "
+            "fully_shard(), and sites need whole parameters, as under DistributedDataParallel",
         )  # fmt: skip
     if tensor.layout != torch.strided:
         raise refuse(f"layout {tensor.layout}", "a dense tensor", _MAKE_DENSE)
