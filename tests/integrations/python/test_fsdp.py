@@ -231,6 +231,26 @@ def test_modules_that_are_sharded_together_are_one_unit():
                 assert tolerance < 0.01 or error > 1e-4, name
 
 
+def with_ignored(rank: int):
+    found = []
+    for codec in (None, "int8"):
+        model = Net()
+        fully_shard(model, ignored_params={model.head.bias, *model.spare.parameters()})
+        if codec is not None:
+            with pytest.warns(UserWarning, match=r"'head\.bias', one of 3, is trained outside"):
+                state = compress(model, codec, min_bytes=0)
+        loss_of(model, 0, rank).backward()
+        found.append([p.grad.full_tensor() for p in model.layers.parameters()])
+    return found, state.stats()
+
+
+def test_ignored_parameters_are_left_out():
+    for (plain, ours), stats in run(with_ignored):
+        assert stats["exact_reductions"] == 0 and stats["all_reduces"] == 1
+        for exact, found in zip(plain, ours, strict=True):
+            assert 1e-4 < (found - exact).abs().max() / exact.abs().max() < 0.02
+
+
 def compressed_twice(rank: int):
     model, first = sharded("int4")
     for part in (model, model.layers[1]):

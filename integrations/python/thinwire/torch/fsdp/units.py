@@ -7,7 +7,7 @@ so on."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -82,14 +82,16 @@ def units_of(model: torch.nn.Module, *, gathered: bool = False) -> list[Unit]:
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()  # after a forward pass without backward, parameters are unsharded
-    names = {p: private.plain_name(name) for name, p in model.named_parameters()}
+    names: dict[torch.Tensor, str] = {
+        p: private.plain_name(name) for name, p in model.named_parameters()
+    }
     units: list[Unit] = []
     seen: set[torch.nn.Module] = set()
     for name, module in model.named_modules():
         if isinstance(module, FSDPModule) and module not in seen:
             together = private.sharded_together(module)
             seen.update(together)
-            managed = list(_managed(together))
+            managed = _managed(together)
             trained = [p for p in managed if p.requires_grad]
             if trained:
                 pieces = tuple(_piece(p, names[p]) for p in trained)
@@ -108,19 +110,21 @@ def units_of(model: torch.nn.Module, *, gathered: bool = False) -> list[Unit]:
     if left:
         warn(
             f"parameter '{left[0]}', one of {len(left)}, is trained outside of fully_shard(), so "
-            "its gradient is not reduced here; call fully_shard() on the whole model first"
+            "its gradient is not reduced here; unless ignored_params has it, call fully_shard() on "
+            "the whole model first"
         )
     return units
 
 
-def _managed(together: Sequence[torch.nn.Module]) -> Iterable[torch.nn.Parameter]:
-    """Yield the parameters in FSDP2's order: those of children before those of their module."""
+def _managed(together: Sequence[torch.nn.Module]) -> list[DTensor]:
+    """Return the parameters in FSDP2's order: those of children before those of their module. It
+    leaves ignored_params as they were."""
     found: dict[torch.nn.Parameter, None] = {}
     seen = set(together)
     for module in together:
         for part in _own_modules(module, seen):
             found |= dict.fromkeys(part.parameters(recurse=False))
-    return found
+    return [each for each in found if isinstance(each, DTensor)]
 
 
 def _own_modules(module: torch.nn.Module, seen: set[torch.nn.Module]) -> Iterator[torch.nn.Module]:
@@ -131,11 +135,9 @@ def _own_modules(module: torch.nn.Module, seen: set[torch.nn.Module]) -> Iterato
     yield module
 
 
-def _piece(parameter: torch.nn.Parameter, name: str) -> Piece:
+def _piece(parameter: DTensor, name: str) -> Piece:
     """InvalidArgumentError unless its placements are those of HSDP's replicas, if there are any, of
     FSDP2's shards of dimension 0, and of one dimension of tensor parallelism, if there is one."""
-    if not isinstance(parameter, DTensor):
-        raise _refusal(name, "FSDP2 does not manage it")
     mesh, placements = parameter.device_mesh, parameter.placements
     at = int(placements[0].is_replicate())
     # Shards of a part of tensor parallelism have another type than Shard.
@@ -160,7 +162,7 @@ def _part_of(size: int, mesh: DeviceMesh, dimension: int) -> int:
     return min(most, max(0, size - most * mesh.get_local_rank(dimension)))
 
 
-def _common_mesh(unit: str, parameters: Mapping[str, torch.nn.Parameter]) -> DeviceMesh:
+def _common_mesh(unit: str, parameters: Mapping[str, DTensor]) -> DeviceMesh:
     """Return the mesh of the parameters of a unit. InvalidArgumentError if they differ: tensor
     parallelism that has only some of them does not tell whether its ranks have the same values of
     the others."""
