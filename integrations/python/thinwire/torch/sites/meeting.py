@@ -10,7 +10,7 @@ import os
 import socket
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
@@ -127,7 +127,7 @@ class EpochStore(TorchStore):
 class EpochGroup(Group):
     """The members of an epoch, whose store is an EpochStore."""
 
-    def connect(self, config: Config) -> Communicator:
+    def connect(self, config: Config, plan: Mapping[str, str] | None = None) -> Communicator:
         """Connect as Group does. PeerLostError as soon as a member is lost."""
 
         def drop(late: Communicator) -> None:
@@ -136,7 +136,7 @@ class EpochGroup(Group):
             late.close()
 
         connect = super().connect
-        return unless_lost(lambda: connect(config), self.store.lost, drop)
+        return unless_lost(lambda: connect(config, plan), self.store.lost, drop)
 
 
 class _Place:
