@@ -555,8 +555,8 @@ class GradientExchange(Compression):
         check_kind("made", made, (int, Mapping, type(None)), "steps, steps by parameter, or None")
         members = resolve(process_group, "recover")
         now, before = self._session.dissolve()
-        # Not the codecs on trial.
-        codec = self.config.codec if self._auto is None else self._rules.joined
+        # "auto" has one codec for all parameters, and others on trial.
+        codec = self.config.codec if self._auto is None else self._rules.by_pattern["*"]
         mine = progress_of(
             self._session.ledger, codec, self.config.momentum, self.steps, made, users_of(members),
             self._whole,
