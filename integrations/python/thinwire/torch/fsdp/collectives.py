@@ -251,9 +251,9 @@ class AllReduceHook:
 
 
 def _equalize(unit: Unit, shard: torch.Tensor) -> None:
-    """Give all ranks of tensor parallelism the gradients that their first rank has of parameters
-    that they replicate. Without this they would differ by rounding: a block of a codec may also
-    have elements of a parameter of which each of these ranks has another part."""
+    """Set the gradients of parameters that the ranks of tensor parallelism replicate to those of
+    the first of these ranks. Otherwise they would differ by rounding, since a codec's block may
+    also have elements of a parameter of which each of these ranks has another part."""
     group, numels = unit.tensor_group, [piece.chunk for piece in unit.pieces]
     alike = [
         chunk

@@ -370,7 +370,7 @@ def _place(units: Sequence[Unit], replicas: dist.ProcessGroup | None) -> Place:
 
 
 def _tensor_group(units: Sequence[Unit]) -> dist.ProcessGroup | None:
-    """Return the group of tensor parallelism, which may have some of the units only."""
+    """Return the group of tensor parallelism, which some units may be without; None if all are."""
     return next((unit.tensor_group for unit in units if unit.tensor_group is not None), None)
 
 

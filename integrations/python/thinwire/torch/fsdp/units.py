@@ -53,7 +53,7 @@ class Unit(NamedTuple):
 
     @property
     def tensor_group(self) -> dist.ProcessGroup | None:
-        """Return the group of the ranks of tensor parallelism, which share this rank's shards."""
+        """Return the group of the ranks of tensor parallelism; None without it."""
         dimension = 1 + int(self.hybrid)
         return self.mesh.get_group(dimension) if self.mesh.ndim > dimension else None
 
@@ -140,7 +140,7 @@ def _piece(parameter: DTensor, name: str) -> Piece:
     FSDP2's shards of dimension 0, and of one dimension of tensor parallelism, if there is one."""
     mesh, placements = parameter.device_mesh, parameter.placements
     at = int(placements[0].is_replicate())
-    # Shards of a part of tensor parallelism have another type than Shard.
+    # FSDP2's shards of a tensor-parallel part are of another type than Shard, with the same `dim`.
     shards, parts = placements[at : at + 1], placements[at + 1 :]
     if not shards or getattr(shards[0], "dim", None) != 0 or len(parts) > 1:
         raise _refusal(name, f"it lies as {placements}")
