@@ -188,7 +188,7 @@ def kill_again(journal):
         training.step()
 
 def lose(journal):
-    training = Training("sync", timeout_s=5)
+    training = Training("sync", timeout_s=20)
     for step in range(60):
         if (step, training.rank) == (20, 0):
             server = server_of(journal)
