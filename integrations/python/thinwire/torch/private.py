@@ -266,8 +266,9 @@ def gathered_dtype(module: torch.nn.Module) -> torch.dtype | None:
 
 
 def sharded_together(module: torch.nn.Module) -> tuple[torch.nn.Module, ...]:
-    """Return the modules of the fully_shard() call of this module, which takes one or a list. Torch
-    2.6 to 2.14."""
+    """Return the modules of the fully_shard() call of this module, which takes one or a list.
+
+    FSDP2 has no public way to them. Torch 2.13 keeps them in _modules of the module's state."""
     return tuple(getattr(module._get_fsdp_state(), "_modules", (module,)))
 
 

@@ -254,13 +254,12 @@ def _equalize(unit: Unit, shard: torch.Tensor) -> None:
     """Set the gradients of parameters that the ranks of tensor parallelism replicate to those of
     the first of these ranks. Otherwise they would differ by rounding, since a codec's block may
     also have elements of a parameter of which each of these ranks has another part."""
-    group, numels = unit.tensor_group, [piece.chunk for piece in unit.pieces]
-    alike = [
-        chunk
-        for chunk, piece in zip(shard.split(numels), unit.pieces, strict=True)
-        if piece.replicated
-    ]
-    if group is None or not alike:
+    group = unit.tensor_group
+    if group is None:
+        return
+    chunks = shard.split([piece.chunk for piece in unit.pieces])
+    alike = [c for c, piece in zip(chunks, unit.pieces, strict=True) if piece.replicated]
+    if not alike:
         return
     packed = torch.cat(alike)
     dist.broadcast(packed, dist.get_global_rank(group, 0), group=group)
