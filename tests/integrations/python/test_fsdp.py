@@ -8,7 +8,6 @@ from fsdp_models import Net, gradients, loss_of, sharded, train, weights
 from ranks import outcomes_of, run
 from thinwire.torch import compress
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import Shard
 
 
 def one_step(rank: int, codec, dtype: torch.dtype | None, factor: float | None):
@@ -186,9 +185,6 @@ def refused(rank: int):
     refuses("matches no parameter", model, {"layer.*": "int8", "*": "int4"})
     for gather in ("topk", "onebit", "int8:rounding=stochastic", 8):
         refuses("gather is", model, "int4", gather=gather)
-    across = Net()
-    fully_shard(across.head, shard_placement_fn=lambda p: Shard(p.ndim - 1))
-    refuses(r"'head\.weight': it lies as .*expected Shard\(0\)", across)
     part = Net()
     fully_shard(part.layers[0])
     with pytest.warns(UserWarning, match=r"'layers\.1\.weight', one of 6, is trained outside"):

@@ -61,7 +61,8 @@ def compress(
       that is at most 1/8 of the available memory on every rank. Otherwise it logs a warning, and
       the default codec is bf16; feedback=True always keeps residuals, feedback=False never does.
       On HSDP's mesh the all-reduce over the replicas is compressed too, or alone (inner=False).
-      With tensor parallelism these are the elements of the rank's part of the model.
+      With tensor or expert parallelism these are the elements of the rank's part of the model;
+      units may be sharded over different ranks.
       All parameters of a unit need the same codec. topk, onebit and momentum are errors, because
       they need the whole mean on every rank, except for topk with inner=False. gather="int4" also
       compresses the gathers of parameters, with a copy of the whole model on every rank, 4 bytes
@@ -79,8 +80,8 @@ def compress(
             (biases, norms), "embedding" the weights of embeddings. None: THINWIRE_CODEC, else
             {"1d": "fp32", "*": "int4"}, and for FSDP2 int4, or bf16 without residuals. Or
             "auto": the first steps are measured with fp32; then the codec with the fastest
-            predicted step is used, unless it turns out slower. Under FSDP2 (without replicas or
-            tensor parallelism) each of fp32, bf16, int8 and int4 is timed instead.
+            predicted step is used, unless it turns out slower. Under FSDP2 (without replicas,
+            tensor or expert parallelism) each of fp32, bf16, int8 and int4 is timed instead.
         optimizer: the model's. onebit needs its momentum, and sparse topk is more accurate with it:
             then momentum and weight decay of torch.optim.SGD move into the exchange, and .grad
             after backward() is momentum. onebit with Adam or AdamW is 1-bit Adam

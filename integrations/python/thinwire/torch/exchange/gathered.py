@@ -112,15 +112,17 @@ class DistributedState:
         """Return this rank's part of the checkpoint: bytes of state files by rank.
 
         Raises:
-            InvalidArgumentError: there are more than MAX_RANKS ranks.
+            InvalidArgumentError: there are more than MAX_RANKS ranks, or FSDP2 shards the model
+                over several sets of ranks.
         """
         mine = self._of.state_dict()
-        world, rank = mine["world"], mine["rank"]
-        if world > self.MAX_RANKS:
+        if "meshes" in mine:
             raise InvalidArgumentError(
-                f"DistributedState: got {world} ranks, expected at most {self.MAX_RANKS}; save() a "
-                "file of each rank"
+                f"DistributedState: the model is sharded over {len(mine['meshes'])} different sets "
+                "of ranks, expected one; save() a file of each rank"
             )
+        of = mine.get("parts", 1)  # ranks of tensor parallelism, each with its part of the model
+        world, rank = mine["world"] * of, mine["rank"] * of + mine.get("part", 0)
         parts = {f"rank{other}": b"" for other in range(rank, self.MAX_RANKS, world)}
         parts[f"rank{rank}"] = state_file.to_bytes(mine)
         return {"shared": state_file.to_bytes(_shared(mine)), **parts}
@@ -140,9 +142,11 @@ class DistributedState:
             if key.startswith("rank") and content
         }
         ranks = []
-        for rank in range(shared["world"]):
-            nothing = shared["residuals"] if rank == 0 else {}
-            ranks.append(parts.get(rank, {**shared, "rank": rank, "residuals": nothing}))
+        of = shared.get("parts", 1)
+        for number in range(shared["world"] * of):
+            at = {"rank": number // of} | ({"part": number % of} if of > 1 else {})
+            nothing = shared["residuals"] if number == 0 else {}
+            ranks.append(parts.get(number, {**shared, **at, "residuals": nothing}))
         self._of.load_state_dict(ranks)
 
 
@@ -154,4 +158,5 @@ def _shared(mine: Mapping[str, Any]) -> dict[str, Any]:
         if "momentum" in memory and name not in mine["sparse"]:
             zeros = torch.zeros_like(memory["first"])
             kept[name] = {"first": zeros, "second": zeros, "momentum": memory["momentum"]}
-    return {**mine, "rank": 0, "residuals": kept}
+    at = {"rank": 0} | ({"part": 0} if "part" in mine else {})
+    return {**mine, **at, "residuals": kept}

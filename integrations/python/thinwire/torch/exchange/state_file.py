@@ -2,8 +2,9 @@
 
 A file has the tensors "PARAMETER/first", "PARAMETER/second" and "PARAMETER/momentum", all float32.
 Its header has, as text: thinwire_state (the version of this format), world, rank, steps, replicas
-(FSDP2 only), parts and part (FSDP2 with tensor parallelism only: the number of parts of the model,
-and which one this is), codec and sparse as JSON, and digest, of all these and of all tensors.
+(FSDP2 only), parts and part (FSDP2 with tensor or expert parallelism only: the number of parts of
+the model, and which one this is), codec and sparse as JSON, meshes (FSDP2 over several sets of
+ranks only: these entries for each set, as JSON), and digest, of all these and of all tensors.
 Nothing is pickled, so a file cannot run code."""
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ VERSION = "2"
 _NUMBERS = ("world", "rank", "steps")
 _OPTIONAL = ("replicas", "parts", "part")  # optional numbers
 _JSON = ("codec", "sparse")
+_OPTIONAL_JSON = ("meshes",)
 
 PathLike = str | os.PathLike
 
@@ -50,7 +52,8 @@ def to_bytes(state_dict: Mapping[str, Any]) -> bytes:
     header = {"thinwire_state": VERSION}
     header |= {key: str(state_dict[key]) for key in _NUMBERS}
     header |= {key: str(state_dict[key]) for key in _OPTIONAL if key in state_dict}
-    header |= {key: json.dumps(state_dict[key]) for key in _JSON}
+    texts = (*_JSON, *(key for key in _OPTIONAL_JSON if key in state_dict))
+    header |= {key: json.dumps(state_dict[key]) for key in texts}
     header["digest"] = _digest(header, tensors)
     return safetensors.torch.save(tensors, header)
 
@@ -130,8 +133,9 @@ def _check_version(file: str, header: Mapping[str, str]) -> None:
 def _numbers(file: str, header: Mapping[str, str]) -> dict[str, Any]:
     try:
         numbers = (*_NUMBERS, *(key for key in _OPTIONAL if key in header))
+        texts = (*_JSON, *(key for key in _OPTIONAL_JSON if key in header))
         return {key: int(header[key]) for key in numbers} | {
-            key: json.loads(header[key]) for key in _JSON
+            key: json.loads(header[key]) for key in texts
         }
     except (KeyError, ValueError) as error:
         raise _bad(file, f"expected a whole header, got one with {error!r}", _FIX) from None

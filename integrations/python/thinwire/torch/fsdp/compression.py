@@ -23,6 +23,7 @@ from thinwire.torch.forecast import ACCURATE
 from thinwire.torch.fsdp import gather as gathers
 from thinwire.torch.fsdp.collectives import AllReduceHook, Pool, ReduceScatter, Steps
 from thinwire.torch.fsdp.gather import ParameterGather
+from thinwire.torch.fsdp.meshes import MultiMeshCompression, codecs_of
 from thinwire.torch.fsdp.residuals import Decision, Layout, Place, Wanted, check_feedback, decide
 from thinwire.torch.fsdp.units import Unit, units_of
 
@@ -43,7 +44,7 @@ def compress_shards(
     warm_up_steps: int | None = None,
     warm_up_codec: str | None = None,
     **options: Any,
-) -> ShardedCompression:
+) -> Compression:
     """Compress the gradients of a model under FSDP2, from the next backward pass on. All ranks call
     it, because they agree on residuals.
 
@@ -54,15 +55,17 @@ def compress_shards(
     reduction. A failed exchange makes backward() raise a typed error on every rank.
 
     Args:
-        model: fully_shard() was called on it or on its parts, with shards of dimension 0, and is
-            not called again. Each such module is one reduce-scatter, and all of its parameters need
-            one codec, so rules by name select modules: {"embed.*": "int8", "*": "int4"}. With
-            tensor parallelism (parallelize_module(), called before, with a mesh of one dimension)
-            each rank compresses the gradients of its part, and has residuals of that.
+        model: fully_shard() was called on it or on its parts, and is not called again. Each such
+            module is one reduce-scatter, and all of its parameters need one codec, so rules by name
+            select modules: {"embed.*": "int8", "*": "int4"}. With tensor or expert parallelism
+            (parallelize_module(), called before, with a mesh of one dimension) each rank compresses
+            the gradients of its part, and has residuals of that. Modules may be sharded over
+            different ranks, as experts are, which have fewer than the other parameters.
         codec: as State takes it, except topk, onebit and momentum, which need the whole mean on
             every rank; topk works with inner=False. "auto": fp32, bf16, int8 and int4 take turns of
             a few steps, 67 to 131 in all, and the most accurate within 2 % of the fastest is used;
-            without residuals only fp32 and bf16 are tried. Not with replicas or tensor parallelism.
+            without residuals only fp32 and bf16 are tried. Not with replicas, tensor or expert
+            parallelism.
         replicas: for custom hybrid sharding: the group of ranks that have the same shard. The mean
             over it is compressed, too, after the reduce-scatter. On HSDP's mesh of two dimensions
             it is found, as the group of the first dimension.
@@ -73,7 +76,7 @@ def compress_shards(
             forward pass gathers the changes of a unit's parameters with this codec, and its
             backward pass uses the same weights without a gather. Passes compute with weights that
             differ from the exact parameters, which the optimizer steps, by the error of the last
-            gather (gather.py). Not with tensor parallelism.
+            gather (gather.py). Not with tensor or expert parallelism.
         reference: memory of the size of the whole, unsharded model on every rank, which `gather`
             uses. "auto" or None: in the dtype in which FSDP2 gathers, if that takes at most 1/8 of
             the memory that is available on each rank besides the residuals; otherwise a warning
@@ -97,6 +100,8 @@ def compress_shards(
         raise wrong("reference", reference, "None without gather=, which alone has a reference")
     kind = False if gather is None else gathers.check_gather(gather, reference)
     units = units_of(model, gathered=gather is not None)
+    meshes = _by_ranks(units, replicas)
+    codecs = [codec] if len(meshes) == 1 else codecs_of(meshes, codec, gather)
     if gather is not None and (parts := _tensor_group(units)) is not None:
         raise InvalidArgumentError(
             f"FSDP2 got gather={gather!r} with {dist.get_world_size(parts)} ranks of tensor "
@@ -107,19 +112,25 @@ def compress_shards(
     feedback = check_feedback(feedback)
     if inner not in (None, True, False):
         raise wrong("inner", inner, "True or False")
-    replicas = _replicas_of(units, replicas)
-    if inner is False and replicas is None:
-        raise wrong("inner", inner, "True for shards without replicas: nothing else is reduced")
-    sharing = _Sharing(inner is not False, replicas)
     warm_up = {"warm_up_steps": warm_up_steps, "warm_up_codec": warm_up_codec}
     alike = {"inner": inner is not False, "gather": gather, "reference": reference, **warm_up}
-    for members in _groups_of_all(units, replicas):
-        with agreeing("the options", members, "compress()", together=True):
-            check_alike("compress", {name: repr(value) for name, value in alike.items()}, members)
-    made = ShardedCompression(units, codec, sharing, gather, kind, feedback, warm_up, options)
-    for unit in units:
-        made._install(unit)
-    return made
+    made: list[ShardedCompression] = []
+    for mesh, its_codec in zip(meshes, codecs, strict=True):
+        sharing = _Sharing(inner is not False, _replicas_of(mesh[0], replicas))
+        if not sharing.inner and sharing.replicas is None:
+            raise wrong("inner", inner, "True for shards without replicas: nothing else is reduced")
+        for members in _groups_of_all(mesh, sharing.replicas):
+            with agreeing("the options", members, "compress()", together=True):
+                check_alike("compress", {name: repr(each) for name, each in alike.items()}, members)
+        taken = sum(each.residual_bytes for each in made)
+        made.append(
+            ShardedCompression(
+                mesh, its_codec, sharing, gather, kind, feedback, warm_up, options, taken
+            )
+        )
+    for each in made:
+        each.install()
+    return made[0] if len(made) == 1 else MultiMeshCompression(made)
 
 
 class _Sharing(NamedTuple):
@@ -127,6 +138,14 @@ class _Sharing(NamedTuple):
 
     inner: bool  # the reduce-scatter over the shards
     replicas: dist.ProcessGroup | None  # the all-reduce over this group
+
+
+class Prepared(NamedTuple):
+    """A saved state, checked and taken apart for the exchanges that load it."""
+
+    shards: dict[str, Any]
+    replicas: dict[str, Any]
+    references: dict[str, torch.Tensor]
 
 
 class ShardedCompression(Compression):
@@ -142,10 +161,11 @@ class ShardedCompression(Compression):
         feedback: bool | str,
         warm_up: Mapping[str, Any],
         options: Mapping[str, Any],
+        taken: int = 0,
     ) -> None:
-        """Created by compress()."""
+        """Created by compress(). taken: bytes that residuals of other meshes of the model take."""
         padded = {part.name: part.total for unit in units for part in unit.parts_of_rank(0)}
-        group, replicas = _group_of(units), sharing.replicas
+        group, replicas = units[0].group, sharing.replicas
         self._inner = sharing.inner
         _check_codec(codec, options.get("momentum"), sharing.inner)
         reducing = {**options, **warm_up}
@@ -161,7 +181,7 @@ class ShardedCompression(Compression):
                 "FSDP2 got codec='auto' with tensor parallelism, expected a codec that is chosen: "
                 "each of its ranks would measure and choose for itself; take int4"
             )
-        self._feedback = _decide(feedback, self._exchange, units, sharing)
+        self._feedback = _decide(feedback, self._exchange, units, sharing, taken)
         if not self._feedback.kept:
             unnamed = codec is None and not config.is_set("codec")
             if feedback == "auto":
@@ -187,10 +207,10 @@ class ShardedCompression(Compression):
         self._gather = self._gather_of(units, gather, reference, replicas, options)
         self._group = group
         pieces = {piece.name: piece for unit in units for piece in unit.pieces + unit.gathered}
-        self._layout = Layout(_place(units, replicas), pieces)
+        self.layout = Layout(_place(units, replicas), pieces)
         self._steps = Steps([unit.name for unit in units], self._exchange)
         self._reducers: list[ReduceScatter] = []
-        self._units: list[Unit] = []  # installed
+        self._units = list(units)
 
     def _gather_of(
         self,
@@ -206,7 +226,7 @@ class ShardedCompression(Compression):
         self._reference = decide(
             "reference", "references of gathered parameters", reference,
             gathers.reference_bytes(units, str(reference)), _groups_of_all(units, replicas),
-            units[0].mesh.device_type == "cuda", self._feedback.bytes * self._feedback.kept,
+            units[0].mesh.device_type == "cuda", self.residual_bytes,
         )  # fmt: skip
         if not self._reference.kept and reference == "auto":
             rounds = gathers.rounds_finely(codec)
@@ -222,7 +242,12 @@ class ShardedCompression(Compression):
             if not rounds:
                 return None
         kind = reference if self._reference.kept else False
-        return ParameterGather(units, codec, kind, _group_of(units), self._pool, options)
+        return ParameterGather(units, codec, kind, units[0].group, self._pool, options)
+
+    def install(self) -> None:
+        """Make FSDP2 call the compressed collectives from now on."""
+        for unit in self._units:
+            self._install(unit)
 
     def _install(self, unit: Unit) -> None:
         keep = self._feedback.kept
@@ -230,7 +255,6 @@ class ShardedCompression(Compression):
             unit, self._exchange, self._steps, keep, self._pool, self._replicas is not None
         )
         self._reducers.append(reducer)
-        self._units.append(unit)
         setattr(unit.module, _COMPRESSED_BY, self)
         if self._inner:
             unit.module.set_custom_reduce_scatter(reducer)
@@ -285,13 +309,13 @@ class ShardedCompression(Compression):
         replicas = None if self._replicas is None else self._replicas.state_dict()
         references = {} if self._gather is None else self._gather.state()
         shards = {**self._exchange.state_dict(), "steps": self._steps_made}
-        return self._layout.join(shards, replicas, references)
+        return self.layout.join(shards, replicas, references)
 
     def gathered_state_dict(self) -> dict[str, Any]:
         """Return the state dicts of all ranks that train the model, as State.gathered_state_dict().
         InvalidArgumentError with tensor parallelism, and with replicas if some ranks of the program
         do not train it."""
-        place = self._layout.place
+        place = self.layout.place
         if place.parts > 1:
             raise InvalidArgumentError(
                 f"gathered_state_dict: each of {place.parts} ranks of tensor parallelism has the "
@@ -308,7 +332,11 @@ class ShardedCompression(Compression):
         """Load saved residuals, as State.load_state_dict(), also with another number of shards or
         replicas. If this object keeps no residuals, it drops those of the state dict with a
         warning. References are restored; if the state dict has none, the next gathers are exact."""
-        shards, replicas, references = self._layout.split(saved, self._replicas is not None)
+        self.take(self.prepare(saved))
+
+    def prepare(self, saved: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> Prepared:
+        """Return what load_state_dict() would load. Raises its errors."""
+        shards, replicas, references = self.layout.split(saved, self._replicas is not None)
         if not self._feedback.kept:
             if shards["residuals"] or replicas["residuals"]:
                 warn(
@@ -323,12 +351,23 @@ class ShardedCompression(Compression):
                 "shards, which is exact here (inner=False), so they are dropped"
             )
             shards = {**shards, "residuals": {}}
+        self._exchange.check_state_dict(shards)
         if self._replicas is not None:
-            self._exchange.check_state_dict(shards)
-            self._replicas.load_state_dict(replicas)
-        self._exchange.load_state_dict(shards)
+            self._replicas.check_state_dict(replicas)
+        return Prepared(shards, replicas, references)
+
+    def take(self, prepared: Prepared) -> None:
+        """Load what prepare() has returned."""
+        self._exchange.load_state_dict(prepared.shards)
+        if self._replicas is not None:
+            self._replicas.load_state_dict(prepared.replicas)
         if self._gather is not None:
-            self._gather.load(references)
+            self._gather.load(prepared.references)
+
+    @property
+    def residual_bytes(self) -> int:
+        """The memory of the residuals on each rank."""
+        return self._feedback.bytes * self._feedback.kept
 
     def recover(self, process_group: dist.ProcessGroup | None = None) -> Recovery:
         """Not supported: with FSDP2 the shard of a lost rank is lost."""
@@ -374,40 +413,26 @@ def _tensor_group(units: Sequence[Unit]) -> dist.ProcessGroup | None:
     return next((unit.tensor_group for unit in units if unit.tensor_group is not None), None)
 
 
-def _replicas_of(
-    units: Sequence[Unit], named: dist.ProcessGroup | None
-) -> dist.ProcessGroup | None:
+def _by_ranks(units: Sequence[Unit], named: dist.ProcessGroup | None) -> list[list[Unit]]:
+    """Return the units by the ranks that share their shards, and by their replicas."""
+    found: dict[tuple[tuple[int, ...], ...], list[Unit]] = {}
+    for unit in units:
+        groups = [each for each in (unit.group, _replicas_of(unit, named)) if each is not None]
+        ranks = tuple(tuple(dist.get_process_group_ranks(group)) for group in groups)
+        found.setdefault(ranks, []).append(unit)
+    return list(found.values())
+
+
+def _replicas_of(unit: Unit, named: dist.ProcessGroup | None) -> dist.ProcessGroup | None:
     """Return the group of the replicas: that of HSDP's mesh, else the one that was passed."""
-    hybrid = [unit for unit in units if unit.hybrid]
-    if named is not None and hybrid:
+    if not unit.hybrid:
+        return named
+    if named is not None:
         raise InvalidArgumentError(
-            f"got replicas=, and '{hybrid[0].name}' on HSDP's mesh, which has its replicas in its "
+            f"got replicas=, and '{unit.name}' on HSDP's mesh, which has its replicas in its "
             "first dimension; leave replicas= out, or shard over one dimension of ranks"
         )
-    if not hybrid:
-        return named
-    groups = [unit.mesh.get_group(0) if unit.hybrid else None for unit in units]
-    ranks = [None if group is None else dist.get_process_group_ranks(group) for group in groups]
-    for unit, theirs in zip(units, ranks, strict=True):
-        if theirs != ranks[0]:
-            raise InvalidArgumentError(
-                f"'{unit.name}' has its replicas on the ranks {theirs}, expected {ranks[0]} as "
-                f"'{units[0].name}'; call compress() for each of such parts by itself"
-            )
-    return groups[0]
-
-
-def _group_of(units: Sequence[Unit]) -> dist.ProcessGroup:
-    first = units[0].group
-    ranks = dist.get_process_group_ranks(first)
-    for unit in units:
-        theirs = dist.get_process_group_ranks(unit.group)
-        if theirs != ranks:
-            raise InvalidArgumentError(
-                f"'{unit.name}' is sharded over the ranks {theirs}, expected {ranks} as "
-                f"'{units[0].name}'; call compress() for each of such parts by itself"
-            )
-    return first
+    return unit.mesh.get_group(0)
 
 
 def _decide(
@@ -415,6 +440,7 @@ def _decide(
     exchange: GradientExchange,
     units: Sequence[Unit],
     sharing: _Sharing,
+    taken: int,
 ) -> Decision:
     first, rules, elements, replicas = units[0], exchange.rules, 0, sharing.replicas
     for unit in units:
@@ -426,7 +452,7 @@ def _decide(
                     elements += piece.chunk + piece.chunk // dist.get_world_size(replicas)
     needed = 4 * elements * (2 if exchange.config.recoverable else 1)
     groups, on_gpu = _groups_of_all(units, replicas), first.mesh.device_type == "cuda"
-    return decide("feedback", "residuals of error feedback", wanted, needed, groups, on_gpu)
+    return decide("feedback", "residuals of error feedback", wanted, needed, groups, on_gpu, taken)
 
 
 def _groups_of_all(

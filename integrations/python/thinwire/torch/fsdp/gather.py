@@ -187,7 +187,7 @@ class GroupGather:
         if output.nbytes + source.nbytes > self._left:
             return None
         self._left -= output.nbytes + source.nbytes
-        whole = Piece("parameters", output.numel(), source.numel())
+        whole = Piece("parameters", (output.numel(),), source.numel())
         session = self.session
         return UnitGather(
             (whole,), session.size, session.rank, session, source.dtype, self._pool, shared=False

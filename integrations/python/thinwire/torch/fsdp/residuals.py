@@ -32,7 +32,7 @@ _Residuals = Mapping[str, Mapping[str, torch.Tensor]]
 
 class Place(NamedTuple):
     """A rank's place among the ranks that train a model, replicas times shards of them, or of each
-    part of the model with tensor parallelism."""
+    part of the model with tensor or expert parallelism."""
 
     shards: int
     shard: int
@@ -56,6 +56,10 @@ class Layout:
     def __init__(self, place: Place, pieces: Mapping[str, Piece]) -> None:
         """pieces: all trained or gathered parameters, by name."""
         self.place, self._pieces = place, pieces
+
+    def has(self, key: str) -> bool:
+        """Return whether this key of a state dict's residuals is of one of these parameters."""
+        return key.removeprefix(_OF_REPLICAS).removeprefix(_REFERENCE) in self._pieces
 
     def join(
         self,
@@ -149,10 +153,9 @@ class Layout:
         for name, piece in self._pieces.items():
             chunks = [rank[name]["first"] for rank in ranks[:shards] if name in rank]
             whole = torch.cat(chunks) if len(chunks) == shards else tensors.empty(0)
-            if whole.numel() < piece.numel:
+            if not piece.fits(whole.numel()):
                 continue
-            padded = tensors.zeros(self.place.shards * piece.chunk)
-            padded[: piece.numel] = whole[: piece.numel]
+            padded = piece.in_chunks(piece.in_order(whole, shards), self.place.shards)
             chunk = padded[self._chunk(name)].clone()
             found[_REFERENCE + name] = {"first": chunk, "second": torch.zeros_like(chunk)}
         return found
@@ -171,13 +174,16 @@ class Layout:
                     f"the state dict has a residual for '{name}', which is no parameter of this "
                     "model; load it into the model that it was saved from"
                 )
-            zeros = tensors.zeros(self._pieces[name].numel)
+            piece = self._pieces[name]
+            zeros = tensors.zeros(piece.numel)
             kept = residuals.setdefault(name, {"first": zeros, "second": zeros})
-            owed = shards * (memory["first"] + replicas * memory["second"])
-            first = kept["first"].clone()
-            mine = first[saved["rank"] % shards * owed.numel() :][: owed.numel()]
-            mine += owed[: mine.numel()]  # padding is at the end
-            kept["first"] = first
+            owed = tensors.zeros(shards * memory["first"].numel())
+            if kept["first"].numel() != piece.numel or not piece.fits(owed.numel()):
+                raise _other_size(name, kept["first"].numel(), piece.numel)
+            chunk, at = memory["first"].numel(), saved["rank"] % shards
+            mine = slice(at * chunk, (at + 1) * chunk)
+            owed[mine] = shards * (memory["first"] + replicas * memory["second"])
+            kept["first"] = kept["first"] + piece.in_order(owed, shards)
         residuals |= {_REFERENCE + name: dict(memory) for name, memory in references.items()}
         return {**saved, "replicas": 1, "residuals": residuals}
 
@@ -186,15 +192,14 @@ class Layout:
         return slice(self.place.shard * chunk, (self.place.shard + 1) * chunk)
 
     def _resized(self, residuals: _Residuals, padded: bool) -> dict[str, dict[str, torch.Tensor]]:
-        """Return the residuals with (padded) or without FSDP2's padding, zeros at a parameter's
-        end."""
+        """Return the residuals of parameters with a dimension cut into chunks and padded (padded),
+        as in the buffer, or in the parameters' own order."""
         resized = {}
         for name, memory in residuals.items():
             piece = self._pieces[name]
-            numel = self.place.shards * piece.chunk if padded else piece.numel
+            change = piece.in_chunks if padded else piece.in_order
             resized[name] = {
-                kind: torch.nn.functional.pad(tensor, (0, numel - tensor.numel())).clone()
-                for kind, tensor in memory.items()
+                kind: change(tensor, self.place.shards) for kind, tensor in memory.items()
             }
         return resized
 
@@ -219,10 +224,14 @@ class Layout:
             for name, memory in residuals.items():
                 got, expected = memory["first"].numel(), numels.get(name, "no such parameter")
                 if got != expected:
-                    raise InvalidArgumentError(
-                        f"the state dict's residual for '{name}' has {got} elements, expected "
-                        f"{expected}; load it into the model that it was saved from"
-                    )
+                    raise _other_size(name, got, expected)
+
+
+def _other_size(name: str, got: int, expected: int | str) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        f"the state dict's residual for '{name}' has {got} elements, expected {expected}; load it "
+        "into the model that it was saved from"
+    )
 
 
 def _replicas_of(saved: _Saved) -> int:

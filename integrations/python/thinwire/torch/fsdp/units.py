@@ -1,8 +1,8 @@
 """Units: the parameters that FSDP2 reduces together, and their places in the buffer.
 
 FSDP2 pads dimension 0 of each gradient with zeros to a multiple of the number of ranks, and cuts it
-into one chunk per rank. The buffer has the first chunks of all gradients, then the second ones, and
-so on."""
+into one chunk per rank; another dimension, which shard_placement_fn may choose, is such a multiple.
+The buffer has the first chunks of all gradients, then the second ones, and so on."""
 
 from __future__ import annotations
 
@@ -22,12 +22,38 @@ from thinwire.torch.exchange.bucket import Part
 
 
 class Piece(NamedTuple):
-    """A parameter of a unit, or with tensor parallelism this rank's part of it."""
+    """A parameter of a unit, or with tensor or expert parallelism this rank's part of it."""
 
     name: str
-    numel: int
+    shape: tuple[int, ...]
     chunk: int  # elements per rank, with padding
+    dim: int = 0  # the dimension that is sharded
     replicated: bool = False  # all ranks of tensor parallelism have the same values
+
+    @property
+    def numel(self) -> int:
+        """Return the number of elements, without padding."""
+        return math.prod(self.shape)
+
+    def fits(self, numel: int) -> bool:
+        """Return whether the chunks of all ranks may have this many elements in all."""
+        return numel == self.numel if self.dim else numel >= self.numel
+
+    def in_chunks(self, flat: torch.Tensor, shards: int) -> torch.Tensor:
+        """Return the flat parameter as the chunks of all ranks, one after another, with zeros for
+        the padding."""
+        if self.dim:
+            return torch.cat([c.flatten() for c in flat.view(self.shape).chunk(shards, self.dim)])
+        return torch.nn.functional.pad(flat, (0, shards * self.chunk - flat.numel())).clone()
+
+    def in_order(self, chunks: torch.Tensor, shards: int) -> torch.Tensor:
+        """Return the chunks of all ranks as the flat parameter, without padding."""
+        if self.dim:
+            shape = list(self.shape)
+            shape[self.dim] //= shards
+            each = [chunk.view(shape) for chunk in chunks.chunk(shards)]
+            return torch.cat(each, self.dim).flatten()
+        return chunks[: self.numel].clone()
 
 
 class Unit(NamedTuple):
@@ -76,9 +102,8 @@ class Unit(NamedTuple):
 
 def units_of(model: torch.nn.Module, *, gathered: bool = False) -> list[Unit]:
     """Return the units of a model. Warns of trained parameters that are in no unit.
-    InvalidArgumentError unless fully_shard() was called on the model or modules in it, and shards
-    only dimension 0. gathered: also list all parameters that FSDP2 gathers, including frozen
-    ones."""
+    InvalidArgumentError unless fully_shard() was called on the model or modules in it. gathered:
+    also list all parameters that FSDP2 gathers, including frozen ones."""
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()  # after a forward pass without backward, parameters are unsharded
@@ -137,12 +162,13 @@ def _own_modules(module: torch.nn.Module, seen: set[torch.nn.Module]) -> Iterato
 
 def _piece(parameter: DTensor, name: str) -> Piece:
     """InvalidArgumentError unless its placements are those of HSDP's replicas, if there are any, of
-    FSDP2's shards of dimension 0, and of one dimension of tensor parallelism, if there is one."""
+    FSDP2's shards, and of one dimension of tensor or expert parallelism, if there is one."""
     mesh, placements = parameter.device_mesh, parameter.placements
     at = int(placements[0].is_replicate())
     # FSDP2's shards of a tensor-parallel part are of another type than Shard, with the same `dim`.
     shards, parts = placements[at : at + 1], placements[at + 1 :]
-    if not shards or getattr(shards[0], "dim", None) != 0 or len(parts) > 1:
+    dim = getattr(shards[0], "dim", None) if shards else None
+    if dim is None or len(parts) > 1:
         raise _refusal(name, f"it lies as {placements}")
     shape = list(parameter.shape)
     for part in parts:
@@ -150,9 +176,9 @@ def _piece(parameter: DTensor, name: str) -> Piece:
             shape[part.dim] = _part_of(shape[part.dim], mesh, at + 1)
         elif not part.is_replicate():
             raise _refusal(name, f"it lies as {placements}")
-    rows = -(-shape[0] // mesh.size(at))
-    replicated = any(part.is_replicate() for part in parts)
-    return Piece(name, math.prod(shape), rows * math.prod(shape[1:]), replicated)
+    rows = -(-shape[dim] // mesh.size(at))
+    chunk = rows * math.prod(shape[:dim] + shape[dim + 1 :])
+    return Piece(name, tuple(shape), chunk, dim, any(part.is_replicate() for part in parts))
 
 
 def _part_of(size: int, mesh: DeviceMesh, dimension: int) -> int:
@@ -180,6 +206,6 @@ def _common_mesh(unit: str, parameters: Mapping[str, DTensor]) -> DeviceMesh:
 
 def _refusal(name: str, got: str) -> InvalidArgumentError:
     return InvalidArgumentError(
-        f"parameter '{name}': {got}, expected Shard(0) over one dimension of ranks, or HSDP's two, "
-        "and at most one more, of tensor parallelism"
+        f"parameter '{name}': {got}, expected shards over one dimension of ranks, or HSDP's two, "
+        "and at most one more, of tensor or expert parallelism"
     )
