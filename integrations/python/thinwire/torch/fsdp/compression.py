@@ -101,6 +101,7 @@ def compress_shards(
     kind = False if gather is None else gathers.check_gather(gather, reference)
     units = units_of(model, gathered=gather is not None)
     meshes = _by_ranks(units, replicas)
+    _check_covered(meshes, replicas)
     codecs = [codec] if len(meshes) == 1 else codecs_of(meshes, codec, gather)
     if gather is not None and (parts := _tensor_group(units)) is not None:
         raise InvalidArgumentError(
@@ -421,6 +422,23 @@ def _by_ranks(units: Sequence[Unit], named: dist.ProcessGroup | None) -> list[li
         ranks = tuple(tuple(dist.get_process_group_ranks(group)) for group in groups)
         found.setdefault(ranks, []).append(unit)
     return list(found.values())
+
+
+def _check_covered(meshes: Sequence[Sequence[Unit]], named: dist.ProcessGroup | None) -> None:
+    """InvalidArgumentError unless every mesh has the same number of ranks, with replicas and those
+    of tensor or expert parallelism. Otherwise nothing would keep a unit of the smaller one equal
+    on the ranks that are not in it."""
+    places = [_place(units, _replicas_of(units[0], named)) for units in meshes]
+    sizes = [place.world * place.parts for place in places]
+    for units, size in zip(meshes, sizes, strict=True):
+        if size != max(sizes):
+            most = meshes[sizes.index(max(sizes))][0]
+            raise InvalidArgumentError(
+                f"'{units[0].name}' is trained by {size} ranks together, the ranks "
+                f"{dist.get_process_group_ranks(units[0].group)}, and '{most.name}' by "
+                f"{max(sizes)}; shard both over as many, or if its parameters differ between the "
+                "other ranks, as experts do, distribute them over these (distribute_tensor)"
+            )
 
 
 def _replicas_of(unit: Unit, named: dist.ProcessGroup | None) -> dist.ProcessGroup | None:
