@@ -14,6 +14,7 @@ from ranks import run
 from thinwire import config
 from thinwire.torch import GradientExchange, compress
 from thinwire.torch.exchange import auto
+from thinwire.torch.fsdp import compression
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
@@ -211,8 +212,11 @@ def test_it_trains_by_real_times():
 def refused(rank: int):
     model = Net()
     fully_shard(model, mesh=init_device_mesh("cpu", (2, 2), mesh_dim_names=("outer", "inner")))
-    with pytest.raises(thinwire.InvalidArgumentError, match=r"codec='auto' with 2 replicas.*int4"):
-        compress(model, "auto")
+    with pytest.MonkeyPatch.context() as patch:  # nothing connects before it is refused
+        patch.setattr(compression, "_exchange", None)
+        match = r"codec='auto' with 2 replicas.*int4"
+        with pytest.raises(thinwire.InvalidArgumentError, match=match):
+            compress(model, "auto")
     model, _ = sharded(None)
     with pytest.raises(thinwire.InvalidArgumentError, match="codec 'auto' is for all parameters"):
         compress(model, {"head.*": "auto", "*": "int4"})

@@ -5,9 +5,10 @@ import pytest
 import thinwire
 import torch
 from models import data
-from ranks import run
+from ranks import outcomes_of, run
 from thinwire.torch import compress
 from thinwire.torch.advanced import DistributedState
+from thinwire.torch.fsdp import collectives, compression
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import (
@@ -170,9 +171,32 @@ def refused(_: int):
     model, _, _ = parallel(None)
     with pytest.raises(thinwire.InvalidArgumentError, match="gather='int4' with 2 ranks of tensor"):
         compress(model, "int4", gather="int4")
+    compression._exchange = None  # nothing connects before it is refused
     with pytest.raises(thinwire.InvalidArgumentError, match="codec='auto' with tensor parallelism"):
         compress(model, "auto")
 
 
 def test_what_tensor_parallelism_does_not_have_is_refused():
     run(refused, world=4)
+
+
+def leave(*_):
+    raise KeyError("gone")
+
+
+def deserted(rank: int):
+    model, _, number = parallel("int4", timeout_s=100)
+    trained(model, 1, number)
+    torch.distributed.barrier()
+    if rank == 2:  # after its reduce-scatter; rank 3 waits for its values
+        collectives._equalize = leave
+    trained(model, 2, number, start=1)
+
+
+def test_a_rank_lost_in_tensor_parallelism_is_named_with_the_unit():
+    outcomes = outcomes_of(deserted, world=4)
+    assert outcomes[2].error == "KeyError"
+    lost = outcomes[3]
+    assert lost.error == "PeerLostError", lost.trace
+    for part in ("rank 3", "'1.bias'", "ranks of tensor parallelism [2, 3]", "look why"):
+        assert part in lost.message, lost.message

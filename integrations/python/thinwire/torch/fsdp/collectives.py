@@ -3,18 +3,20 @@ and an all-reduce hook that runs after it."""
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 import torch.distributed as dist
 
-from thinwire.errors import InvalidArgumentError, warn
+from thinwire.errors import Error, InvalidArgumentError, warn
 from thinwire.torch import private
 from thinwire.torch.exchange.bucket import Bucket, Part
 from thinwire.torch.exchange.gradient_exchange import GradientExchange
 from thinwire.torch.fsdp.units import Unit
+from thinwire.torch.works import typed_error
 
 
 class Pool:
@@ -199,7 +201,8 @@ class ReduceScatter(Buffers):
         self.exact += 1
         if kind == "mean":
             factor = 1 / dist.get_world_size(group)
-        dist.reduce_scatter_tensor(output, source, op=dist.ReduceOp.SUM, group=group)
+        with _typed(f"reduce-scatter of '{self._unit.name}' among the ranks", group):
+            dist.reduce_scatter_tensor(output, source, op=dist.ReduceOp.SUM, group=group)
         output.mul_(factor)
 
 
@@ -240,7 +243,10 @@ class AllReduceHook:
         op = "sum" if divided else "mean"
         self._steps.begin(self._unit.name, shard.device)
         if shard.numel() != self._numel:  # parameters are missing; ReduceScatter has warned
-            dist.all_reduce(shard, group=self._group)
+            with _typed(
+                f"all-reduce of '{self._unit.name}' among the replicas on ranks", self._group
+            ):
+                dist.all_reduce(shard, group=self._group)
             if op == "mean":
                 shard.div_(self._exchange.world_size)
         else:
@@ -258,13 +264,31 @@ def _equalize(unit: Unit, shard: torch.Tensor) -> None:
     if group is None:
         return
     chunks = shard.split([piece.chunk for piece in unit.pieces])
-    alike = [c for c, piece in zip(chunks, unit.pieces, strict=True) if piece.replicated]
+    named = zip(unit.pieces, chunks, strict=True)
+    alike = {piece.name: chunk for piece, chunk in named if piece.replicated}
     if not alike:
         return
-    packed = torch.cat(alike)
-    dist.broadcast(packed, dist.get_global_rank(group, 0), group=group)
-    for chunk, values in zip(alike, packed.split([len(each) for each in alike]), strict=True):
+    packed = torch.cat(list(alike.values()))
+    tensors = f"'{next(iter(alike))}', one of {len(alike)} in '{unit.name}'"
+    with _typed(f"broadcast of {tensors}, among the ranks of tensor parallelism", group):
+        dist.broadcast(packed, dist.get_global_rank(group, 0), group=group)
+    sizes = [len(each) for each in alike.values()]
+    for chunk, values in zip(alike.values(), packed.split(sizes), strict=True):
         chunk.copy_(values)
+
+
+@contextlib.contextmanager
+def _typed(collective: str, group: dist.ProcessGroup) -> Iterator[None]:
+    """Turn torch's error of a collective in the block, a RuntimeError, into a typed one. It names
+    the ranks of the group, because Gloo tells no rank. collective: for the message, which continues
+    with these ranks."""
+    try:
+        yield
+    except Error:
+        raise
+    except RuntimeError as error:
+        ranks = dist.get_process_group_ranks(group)
+        raise typed_error(dist.get_rank(), f"{collective} {ranks}", error) from error
 
 
 def _operation(op: dist.ReduceOp) -> tuple[str, float]:

@@ -14,6 +14,7 @@ from thinwire.codec import codec_info
 from thinwire.errors import InvalidArgumentError, warn
 from thinwire.torch import private
 from thinwire.torch.agree import agreeing, check_alike
+from thinwire.torch.exchange.auto import AUTO
 from thinwire.torch.exchange.compression import Compression
 from thinwire.torch.exchange.gathered import gather
 from thinwire.torch.exchange.gradient_exchange import GradientExchange
@@ -113,13 +114,17 @@ def compress_shards(
     feedback = check_feedback(feedback)
     if inner not in (None, True, False):
         raise wrong("inner", inner, "True or False")
-    warm_up = {"warm_up_steps": warm_up_steps, "warm_up_codec": warm_up_codec}
-    alike = {"inner": inner is not False, "gather": gather, "reference": reference, **warm_up}
-    made: list[ShardedCompression] = []
-    for mesh, its_codec in zip(meshes, codecs, strict=True):
+    sharings: list[_Sharing] = []
+    for mesh in meshes:
         sharing = _Sharing(inner is not False, _replicas_of(mesh[0], replicas))
         if not sharing.inner and sharing.replicas is None:
             raise wrong("inner", inner, "True for shards without replicas: nothing else is reduced")
+        _check_auto(codec, sharing.replicas, _tensor_group(mesh))
+        sharings.append(sharing)
+    warm_up = {"warm_up_steps": warm_up_steps, "warm_up_codec": warm_up_codec}
+    alike = {"inner": inner is not False, "gather": gather, "reference": reference, **warm_up}
+    made: list[ShardedCompression] = []
+    for mesh, its_codec, sharing in zip(meshes, codecs, sharings, strict=True):
         for members in _groups_of_all(mesh, sharing.replicas):
             with agreeing("the options", members, "compress()", together=True):
                 check_alike("compress", {name: repr(each) for name, each in alike.items()}, members)
@@ -171,17 +176,6 @@ class ShardedCompression(Compression):
         _check_codec(codec, options.get("momentum"), sharing.inner)
         reducing = {**options, **warm_up}
         self._exchange = _exchange(codec, group, padded, "fsdp", reducing)
-        if self._exchange.automatic and replicas is not None:
-            raise InvalidArgumentError(
-                f"FSDP2 got codec='auto' with {dist.get_world_size(replicas)} replicas, expected a "
-                "codec that is chosen: the reduce-scatters and the all-reduces over replicas have "
-                "links of their own; take int4"
-            )
-        if self._exchange.automatic and _tensor_group(units) is not None:
-            raise InvalidArgumentError(
-                "FSDP2 got codec='auto' with tensor parallelism, expected a codec that is chosen: "
-                "each of its ranks would measure and choose for itself; take int4"
-            )
         self._feedback = _decide(feedback, self._exchange, units, sharing, taken)
         if not self._feedback.kept:
             unnamed = codec is None and not config.is_set("codec")
@@ -492,6 +486,26 @@ def _warn_of_no_residuals(found: Decision, taken: str | None) -> None:
         f"compress: {found.too_large}, so none are kept, and {instead}; feedback=True keeps "
         "them all the same, and feedback=False keeps none without this warning"
     )
+
+
+def _check_auto(
+    codec: Codec | None, replicas: dist.ProcessGroup | None, tensor_group: dist.ProcessGroup | None
+) -> None:
+    """InvalidArgumentError for codec="auto", from the argument or the environment, where not all
+    ranks that train the model reduce over one group."""
+    if AUTO not in (codec, config.codec_variable() if codec is None else None):
+        return
+    if replicas is not None:
+        raise InvalidArgumentError(
+            f"FSDP2 got codec='auto' with {dist.get_world_size(replicas)} replicas, expected a "
+            "codec that is chosen: the reduce-scatters and the all-reduces over replicas have "
+            "links of their own; take int4"
+        )
+    if tensor_group is not None:
+        raise InvalidArgumentError(
+            "FSDP2 got codec='auto' with tensor parallelism, expected a codec that is chosen: "
+            "each of its ranks would measure and choose for itself; take int4"
+        )
 
 
 def _check_codec(codec: Codec | None, momentum: object, scatters: bool) -> None:
