@@ -37,6 +37,11 @@ def fatal_exception() -> BaseException | None:
     return getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
 
 
+def one_line(error: BaseException) -> str:
+    """Return the type and the message, if there is one: Ctrl-C's exception has none."""
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
 class Store(Protocol):
     """A key-value store through which ranks find each other. Each key is written once."""
 
@@ -243,7 +248,7 @@ def _leave(handle: c_void_p, rank: int) -> None:
     exception ends this process, send that reason to the peers."""
     reason = fatal_exception()
     if reason is not None:
-        _fail(handle, errors.Error(f"rank {rank} ended on {type(reason).__name__}: {reason}"))
+        _fail(handle, errors.Error(f"rank {rank} ended on {one_line(reason)}"))
     if is_ending() and threading.active_count() > 1:
         return  # a daemon thread may be using it; the process ends anyway
     _library.load().tw_comm_destroy(handle)

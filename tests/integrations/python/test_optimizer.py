@@ -313,7 +313,8 @@ def test_a_gradient_that_checkpoints_make_twice_is_told_from_two_backward_passes
 
 
 def interrupted(rank: int, policy: str):
-    """Rank 0 gets Ctrl-C while it waits for a mean, and then calls close(), as a finally would."""
+    """Rank 0 gets Ctrl-C while it waits for a mean, lives on until the others have an error, and
+    then calls close(), as a finally would."""
     model = make_mlp()
     optimizer = wrapped(model, policy)
     train(model, optimizer, 1, rank)
@@ -326,17 +327,22 @@ def interrupted(rank: int, policy: str):
     if rank == 0:
         Bucket.wait_stream = wait_and_stop
     try:
-        train(model, optimizer, 1, rank)
+        train(model, optimizer, 3, rank)
     except KeyboardInterrupt:
         Bucket.wait_stream = wait
         with pytest.raises(thinwire.Error, match="interrupted by KeyboardInterrupt"):
             train(model, optimizer, 2, rank)
+        torch.distributed.barrier()
         optimizer.close()
         optimizer.close()
-        return True
-    return False
+        return ""
+    except thinwire.Error as error:
+        torch.distributed.barrier()
+        return str(error)
+    return "no error"
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_close_after_an_interrupt_is_quiet(policy):
-    assert outcomes_of(interrupted, policy)[0].value is True
+def test_an_interrupt_reaches_the_peers_and_close_after_it_is_quiet(policy):
+    first, other = (outcome.value for outcome in outcomes_of(interrupted, policy))
+    assert first == "" and "rank 0 was interrupted by KeyboardInterrupt" in other

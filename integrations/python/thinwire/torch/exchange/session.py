@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from thinwire import comm, errors
-from thinwire.comm import Communicator, fatal_exception
+from thinwire.comm import Communicator, fatal_exception, one_line
 from thinwire.config import STAGES, Config, check_here
 from thinwire.torch.exchange import checkpoint
 from thinwire.torch.exchange.bucket import Bucket, InFlight, handle_of
@@ -332,7 +332,7 @@ class Session:
         except errors.Error as error:
             raise errors.again(self.fail(error)) from None
         except BaseException as interruption:  # Ctrl-C: the result cannot be waited for again
-            self.fail(
+            self.abort(  # this process may live on, and the peers would wait for its next step
                 errors.Error(
                     f"rank {self.rank} was interrupted by {type(interruption).__name__} in the "
                     "middle of a step; call recover() on every rank, or end the program"
@@ -425,7 +425,7 @@ class Session:
 
     def _reason_to_abort(self, busy: bool) -> str | None:
         if (fatal := fatal_exception()) is not None:
-            return f"ended on {type(fatal).__name__}: {fatal}"
+            return f"ended on {one_line(fatal)}"
         return "left in the middle of a step" if busy and self.ledger.in_step else None
 
     def _drain(self) -> None:

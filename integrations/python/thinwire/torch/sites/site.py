@@ -24,6 +24,7 @@ from typing import NamedTuple
 import torch.distributed as dist
 
 from thinwire import errors
+from thinwire.comm import one_line
 from thinwire.config import Config
 from thinwire.torch import group
 from thinwire.torch.agree import digest
@@ -187,9 +188,7 @@ class Site:
     def fail(self, error: BaseException) -> None:
         """Send all ranks of the site the reason why this one ends."""
         if not isinstance(error, errors.Error):
-            error = errors.Error(
-                f"rank {self.rank} of the site ended on {type(error).__name__}: {error}"
-            )
+            error = errors.Error(f"rank {self.rank} of the site ended on {one_line(error)}")
         self._meeting.fail(error)
 
     def close(self) -> None:
