@@ -3,13 +3,53 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import importlib
 import os
 import sys
-from collections.abc import Sequence
+import traceback
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from thinwire import errors, version
 from thinwire.codec import specs_in
+
+
+class _UsersError(Exception):
+    """A function of the user's has raised the exception that is this one's cause."""
+
+    def __init__(self, function: str) -> None:
+        super().__init__(function)
+        self.function = function
+
+
+@contextlib.contextmanager
+def users(function: str) -> Iterator[None]:
+    """A context for a command's call of a function of the user's. The command ends if the function
+    raises, and prints the traceback without frames of this package. function: for that message."""
+    try:
+        yield
+    except Exception as error:
+        raise _UsersError(function) from error
+
+
+_NOT_THEIRS = (
+    str(Path(__file__).parent) + os.sep, os.path.dirname(importlib.__file__) + os.sep,
+    contextlib.__file__, "<frozen importlib",
+)  # fmt: skip
+
+
+def _users_lines(error: BaseException) -> str:
+    """Return the error's traceback without frames of this package, and of its imports."""
+    found = traceback.TracebackException.from_exception(error)
+    left: list[traceback.TracebackException | None] = [found]
+    while left:
+        each = left.pop()
+        if each is not None:
+            theirs = [line for line in each.stack if not line.filename.startswith(_NOT_THEIRS)]
+            each.stack = traceback.StackSummary.from_list(theirs)
+            left += [each.__cause__, each.__context__]
+    return "".join(found.format())
 
 
 def _trace(arguments: argparse.Namespace) -> int:
@@ -138,8 +178,9 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line. Return the exit status: 0, 1 if a required part is missing, or 130
-    after Ctrl-C."""
+    """Run the command line. Return the exit status: 0; 1 if a check finds a fault or the run fails;
+    2 for an argument or setting that is not valid, or an input that cannot be read; 130 after
+    Ctrl-C."""
     arguments = _parser().parse_args(argv)
     try:
         status = arguments.run(arguments)
@@ -151,6 +192,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(f"thinwire {arguments.command}: interrupted", file=sys.stderr)
         return 130
+    except _UsersError as error:
+        cause = error.__cause__
+        assert cause is not None
+        print(
+            f"{_users_lines(cause)}thinwire {arguments.command}: {error.function} raised "
+            f"{type(cause).__name__}",
+            file=sys.stderr,
+        )
+        return 1
     except (errors.Error, OSError, ModuleNotFoundError) as error:
         print(f"thinwire {arguments.command}: {error}", file=sys.stderr)
-        return 1
+        return 2 if isinstance(error, errors.InvalidArgumentError) else 1

@@ -11,7 +11,7 @@ import thinwire.torch
 import torch
 from models import data, digest, make_mlp, wrap
 from policies import Wrapped
-from ranks import run, torchrun
+from ranks import reserved_port, run, torchrun, variables
 from thinwire import cli, config
 from thinwire.simulate import CodecCost, Layer, Link, Profile, simulate
 from thinwire.torch import advise as advice_
@@ -312,7 +312,7 @@ def test_the_command_prints_the_table():
 
 
 def test_the_command_needs_ranks(capsys):
-    assert cli.main(["advise", "nothing:there"]) == 1
+    assert cli.main(["advise", "nothing:there"]) == 2
     assert "torchrun" in capsys.readouterr().err
 
 
@@ -322,13 +322,55 @@ def test_the_command_needs_ranks(capsys):
     ("nothing:make", "'nothing:make' is not there"),
     ("test_advise:make_without_parameters", "a torch.nn.Module with parameters"),
     ("test_advise:make_without_optimizer", "expected (model, optimizer, run)"),
+    (".test_advise:make", "did you mean"),
     ("test_advise:CODECS", "expected a function"),
     ("test_advise:make_mlp", "expected (model, optimizer, run)"),
 ])  # fmt: skip
 def test_the_command_needs_a_function_that_makes_all(make, words, capsys, monkeypatch):
     monkeypatch.setenv("RANK", "0")
-    assert cli.main(["advise", make]) == 1
+    assert cli.main(["advise", make]) == 2
     assert words in capsys.readouterr().err
+
+
+MADE_WRONG = """
+import torch
+
+def raises():
+    def run():
+        model(torch.ones(2, 5))
+    model = torch.nn.Linear(3, 3)
+    return model, torch.optim.SGD(model.parameters(), lr=0.1), run
+
+def make():
+    try:
+        raise KeyError("first")
+    except KeyError:
+        thinwire.encode("int3", [])
+"""
+
+
+@pytest.mark.parametrize("name, text, called, frame, message, kind", [
+    ("imports", "import nothing_there", "the import of imports", "imports.py",
+     "No module named 'nothing_there'", "ModuleNotFoundError"),
+    ("cut", "def make(:", "the import of cut", "cut.py", "def make(:", "SyntaxError"),
+    ("makes", "import thinwire" + MADE_WRONG, "makes:make()", "in make", "KeyError: 'first'",
+     "InvalidArgumentError"),
+    ("runs", MADE_WRONG.replace("make", "other").replace("raises", "make"), "run() of runs:make",
+     "in run", "cannot be multiplied", "RuntimeError"),
+])  # fmt: skip
+def test_an_error_of_the_users_function_has_its_frames_only(
+    name, text, called, frame, message, kind, tmp_path, capsys, monkeypatch
+):
+    (tmp_path / f"{name}.py").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    with reserved_port() as port:
+        for variable, value in variables(0, 1, port).items():
+            monkeypatch.setenv(variable, value)
+        assert cli.main(["advise", f"{name}:make"]) == 1
+    said = capsys.readouterr().err
+    assert frame in said and message in said
+    assert said.splitlines()[-1] == f"thinwire advise: {called} raised {kind}"
+    assert str(Path(cli.__file__).parent) not in said and "importlib" not in said, said
 
 
 def automatic(rank: int, bytes_per_s: float, loss: float, policy: str, steps: int = 50):

@@ -66,7 +66,7 @@ def test_the_command_starts_two_ranks_and_reports(tmp_path):
 def test_a_wrong_argument_is_said(wrong, words, capsys):
     from thinwire import cli
 
-    assert cli.main(["bench", *wrong]) == 1
+    assert cli.main(["bench", *wrong]) == 2
     assert words in capsys.readouterr().err
 
 

@@ -238,7 +238,7 @@ def test_the_command_in_two_ranks_leaves_nothing(tmp_path):
     ],
 )
 def test_a_wrong_argument_is_said(wrong, words, capsys):
-    assert cli.main(["doctor", "--canary", *wrong]) == 1
+    assert cli.main(["doctor", "--canary", *wrong]) == 2
     assert words in capsys.readouterr().err
 
 

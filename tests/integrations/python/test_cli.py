@@ -120,7 +120,7 @@ def test_output_that_can_not_be_written_is_said(out, tmp_path, capsys):
 
 @pytest.mark.parametrize("option", ["--ranks", "--codecs", "--topologies", "--seconds"])
 def test_an_option_of_the_canary_needs_the_canary(option, capsys):
-    assert cli.main(["doctor", option, "3"]) == 1
+    assert cli.main(["doctor", option, "3"]) == 2
     assert f"{option} is an option of --canary" in capsys.readouterr().err
 
 

@@ -77,7 +77,7 @@ def test_a_store_that_is_not_there_is_a_typed_error():
 def test_serve_tells_a_worker_that_it_is_none(monkeypatch, capsys):
     for name, value in (variables(0, 2, 29999) | {"THINWIRE_SERVERS": "1"}).items():
         monkeypatch.setenv(name, value)
-    assert cli.main(["serve"]) == 1
+    assert cli.main(["serve"]) == 2
     assert "this process is a worker by its variables, expected a server" in capsys.readouterr().err
 
 

@@ -72,7 +72,7 @@ def test_what_is_no_trace_is_named(tmp_path, capsys):
         file.write_text(json.dumps([{**event, "pid": rank, "args": args}]))
     with pytest.raises(thinwire.InvalidArgumentError, match="no exchange in common"):
         trace.merge(trace.files_of(tmp_path / "b.json"))
-    assert cli.main(["trace", str(tmp_path / "nothing.json")]) == 1
+    assert cli.main(["trace", str(tmp_path / "nothing.json")]) == 2
     assert "nothing" in capsys.readouterr().err
 
 
@@ -83,7 +83,7 @@ def test_what_is_no_trace_is_named(tmp_path, capsys):
 )  # fmt: skip
 def test_text_that_is_no_trace_is_one_line(text, tmp_path, capsys):
     (tmp_path / "a.json").write_text(text)
-    assert cli.main(["trace", str(tmp_path / "a.json"), "--out", str(tmp_path / "out")]) == 1
+    assert cli.main(["trace", str(tmp_path / "a.json"), "--out", str(tmp_path / "out")]) == 2
     said = capsys.readouterr().err
     assert "a.json is no" in said and said.count("\n") == 1
     assert not (tmp_path / "out").exists()
@@ -92,7 +92,7 @@ def test_text_that_is_no_trace_is_one_line(text, tmp_path, capsys):
 def test_a_trace_is_not_overwritten_by_what_is_merged(tmp_path, capsys):
     file = tmp_path / "a.rank0.json"
     file.write_text('[{"pid": 0, "ts": 5}]')
-    assert cli.main(["trace", str(tmp_path / "a.json"), "--out", str(file)]) == 1
+    assert cli.main(["trace", str(tmp_path / "a.json"), "--out", str(file)]) == 2
     assert "name another file" in capsys.readouterr().err
     assert json.loads(file.read_text())[0]["ts"] == 5
 

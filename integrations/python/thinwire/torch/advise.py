@@ -14,11 +14,13 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from thinwire import cli
 from thinwire.errors import InvalidArgumentError
 from thinwire.simulate import Link, Profile
 from thinwire.torch.exchange.bucket import Bucket, InFlight
@@ -230,9 +232,22 @@ def rehearse(
         optimizer.zero_grad(set_to_none=True)
 
 
+def _imported(name: str) -> ModuleType:
+    """Import a module of the user's. ModuleNotFoundError if it is not there; one that it imports
+    itself, and that is not there, is an error of its own."""
+    with cli.users(f"the import of {name}"):
+        try:
+            return importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            if not f"{name}.".startswith(f"{error.name}."):
+                raise
+            absent = error
+    raise absent
+
+
 def _import(name: str) -> Callable[[], Any]:
     module, _, function = name.partition(":")
-    if not module or not function or "/" in module or module.endswith(".py"):
+    if not module or not function or "/" in module or module.endswith(".py") or module[0] == ".":
         guess = f"{Path(module).stem or 'MODULE'}:{function or 'FUNCTION'}"
         raise InvalidArgumentError(
             f"{name!r} names no function of a module, expected MODULE:FUNCTION, as in `{_HOW}`; "
@@ -240,8 +255,8 @@ def _import(name: str) -> Callable[[], Any]:
         )
     sys.path.insert(0, os.getcwd())
     try:
-        found = getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError) as error:
+        found = getattr(_imported(module), function)
+    except (ModuleNotFoundError, AttributeError) as error:
         raise InvalidArgumentError(
             f"{name!r} is not there ({error}); expected MODULE:FUNCTION, as in `{_HOW}`"
         ) from error
@@ -266,9 +281,16 @@ def main(make: str, codecs: Sequence[str] | None) -> int:
     """Run `thinwire advise` on every rank; rank 0 prints the table."""
     if "RANK" not in os.environ:
         raise InvalidArgumentError(f"there are no ranks to measure between; start it with `{_HOW}`")
-    made = _import(make)()
+    function = _import(make)
+    with cli.users(f"{make}()"):
+        made = function()
     _check_made(make, made)
     model, optimizer, run = made
+
+    def run_theirs() -> None:
+        with cli.users(f"run() of {make}"):
+            run()
+
     cuda = next(model.parameters()).is_cuda
     dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo")
     if cuda:
@@ -276,7 +298,7 @@ def main(make: str, codecs: Sequence[str] | None) -> int:
     chosen = tuple(codecs) if codecs else CODECS
     allowed = chosen if codecs else ACCURATE
     try:
-        advice = advise(model, optimizer, run, codecs=chosen, allowed=allowed)
+        advice = advise(model, optimizer, run_theirs, codecs=chosen, allowed=allowed)
         if dist.get_rank() == 0:
             print(advice.table())
         return 0
