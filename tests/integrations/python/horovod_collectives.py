@@ -377,8 +377,15 @@ def check_what_is_missing_says_what_to_use(_: int) -> None:
 
 
 def check_shutdown_and_another_init(rank: int) -> None:
+    model = torch.nn.Linear(3, 1)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
     hvd.shutdown()
     hvd.shutdown()
+    raises(
+        thinwire.InvalidArgumentError, "shutdown.. was called.*again after init",
+        lambda: model(torch.ones(1, 3)).sum().backward(),
+    )  # fmt: skip
+    del optimizer
     assert not hvd.is_initialized() and dist.is_initialized()  # the group existed before init()
     raises(thinwire.InvalidArgumentError, "call thinwire.horovod.init", hvd.rank)
     hvd.init()

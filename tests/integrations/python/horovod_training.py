@@ -62,6 +62,31 @@ def trained(
 INT4 = hvd.Compression.thinwire("int4", min_bytes=0)
 
 
+def check_ranks_that_differ_in_the_first_step(rank: int) -> None:
+    """All ranks get the error, whichever of them is behind, and a later optimizer works."""
+    for differs, words in (
+        (lambda model: wrapped(model, backward_passes_per_step=1 + rank),
+         "rank 1: DistributedOptimizer got backward_passes_per_step=2, expected 1 as on rank 0"),
+        (lambda model: hvd.DistributedOptimizer(
+            sgd(model), [(f"{rank}.{name}", p) for name, p in model.named_parameters()]),
+         r"named_parameters\[0\]='1.0.weight' of shape \(300, 64\), expected '0.0.weight' of"),
+    ):  # fmt: skip
+        model = net()
+        raises(thinwire.MismatchError, words, trained, model, differs(model), rank)
+    for waits in (0, 1):
+        model = net()
+        optimizer = wrapped(model)
+        words = "rank 1 called .*, expected .* as on rank 0; make these calls"
+        if rank == waits:
+            raises(thinwire.MismatchError, words, hvd.broadcast_parameters, [torch.ones(1)], 0)
+        else:
+            raises(thinwire.MismatchError, words, trained, model, optimizer, rank)
+            raises(thinwire.MismatchError, words, optimizer.step)
+    model = net()
+    first, second = hvd.allgather(trained(model, wrapped(model), rank)[None])
+    assert equal(first, second)
+
+
 def check_weights_are_those_of_thinwires_optimizer(rank: int) -> None:
     model, other = net(), net()
     theirs = sgd(other)

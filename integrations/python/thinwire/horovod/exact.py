@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
@@ -18,6 +18,7 @@ from thinwire.horovod.ops import REDUCE_OPS, Op
 from thinwire.torch import agree, private
 
 _JOINED = "join"  # the call in the label of a joined rank that does not support the others' call
+_FIRST_STEP = "the first step of DistributedOptimizer"
 _OPS = REDUCE_OPS | {Op.AVERAGE: dist.ReduceOp.SUM}
 
 
@@ -43,17 +44,28 @@ class Worker:
         self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = (
             queue.SimpleQueue()
         )
+        self._closed = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def submit(self, call: Callable[[], Any]) -> Future[Any]:
         """Return a future of the call's result or exception."""
         future: Future[Any] = Future()
-        self._calls.put((future, call))
+        if self._closed:
+            future.set_exception(
+                errors.InvalidArgumentError(
+                    "this call's process set was removed, or shutdown() was called, expected one "
+                    "in use; make the call, or the DistributedOptimizer that makes it, again after "
+                    "init() or add_process_set()"
+                )
+            )
+        else:
+            self._calls.put((future, call))
         return future
 
     def close(self) -> None:
         """End the thread after it has run all submitted calls."""
+        self._closed = True
         self._calls.put(None)
         self._thread.join()
 
@@ -113,7 +125,10 @@ class ExactCollectives:
         (call, name, detail, shapes), reduction = part
         label = Label(call, name, detail, tuple(map(tuple, shapes)))
         if reduction is None:
-            return self._submit(Label(_JOINED, None), lambda _: None, lambda label: label).exception
+            mine = Label(_JOINED, None)
+            if label.call == _FIRST_STEP:  # the others then gather their settings
+                return self._submit(mine, lambda _: self._gather(None), lambda label: label).result
+            return self._submit(mine, lambda _: None, lambda label: label).exception
         dtype, op = reduction
         mine = zeros(label.shapes[0], dtype)
         return self._submit(label, self._reducing(mine, Op(op)), lambda label: label).result
@@ -174,6 +189,27 @@ class ExactCollectives:
         """Return the objects of all ranks, by rank."""
         return self.agreed(label, lambda _: self._gather(value))
 
+    def check_first_step(self, settings: Mapping[str, str]) -> None:
+        """Return when all ranks that have not joined have called it. MismatchError on every rank if
+        their settings differ, or if a rank has made another of these calls, such as a broadcast
+        that the others leave out."""
+        self.agreed(
+            Label(_FIRST_STEP, None), lambda _: self._check_settings(self._gather(dict(settings)))
+        ).result()
+
+    def _check_settings(self, of_ranks: list[dict[str, str] | None]) -> None:
+        """of_ranks: None for a rank that has joined."""
+        told = {r: each for r, each in zip(self._ranks, of_ranks, strict=True) if each is not None}
+        first, expected = next(iter(told.items()))
+        for rank, settings in told.items():
+            for name in {**expected, **settings}:
+                got, right = settings.get(name, "nothing"), expected.get(name, "nothing")
+                if got != right:
+                    raise errors.MismatchError(
+                        f"rank {rank}: DistributedOptimizer got {name}={got}, expected {right} as "
+                        f"on rank {first}; pass the same on every rank"
+                    )
+
     def agreed(
         self,
         label: Label,
@@ -211,19 +247,23 @@ class ExactCollectives:
         return found
 
     def _check(self, labels: list[Label], compared: Callable[[Label], Any]) -> None:
-        joined = [r for r, label in zip(self._ranks, labels, strict=True) if label.call == _JOINED]
-        for rank, label in zip(self._ranks, labels, strict=True):
-            if joined and label.call != _JOINED:
+        made = {
+            r: each for r, each in zip(self._ranks, labels, strict=True) if each.call != _JOINED
+        }
+        joined = [rank for rank in self._ranks if rank not in made]
+        first, expected = next(iter(made.items()))
+        for rank, label in made.items():
+            if joined and label.call != _FIRST_STEP:
                 raise errors.MismatchError(
                     f"rank {rank} called {label}, but ranks {joined} have joined, expected "
                     "averages and sums, which they take part in with zeros; make this call before "
                     "join(), or after it"
                 )
-            if compared(label) != compared(labels[0]):
+            if compared(label) != compared(expected):
                 raise errors.MismatchError(
-                    f"rank {rank} called {label}, expected {labels[0]} as on rank "
-                    f"{self._ranks[0]}; make these calls in the same order on every rank, with the "
-                    "same names, types and shapes"
+                    f"rank {rank} called {label}, expected {expected} as on rank {first}; make "
+                    "these calls in the same order on every rank, with the same names, types and "
+                    "shapes"
                 )
 
     def _typed(self, label: Label, error: Exception) -> errors.Error:

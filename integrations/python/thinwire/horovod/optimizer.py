@@ -14,7 +14,7 @@ from thinwire.arguments import check_kind, check_whole, wrong
 from thinwire.horovod.compression import Compression, Compressor, check_compression
 from thinwire.horovod.ops import Average, Op, Sum, check_factor, op_of
 from thinwire.horovod.reducing_optimizer import ReducingOptimizer
-from thinwire.horovod.world import current, global_process_set, group_for
+from thinwire.horovod.world import current, global_process_set, group_for, members_of
 from thinwire.torch import private
 from thinwire.torch.exchange.gradient_exchange import GradientExchange
 from thinwire.torch.optimizer import checks
@@ -61,6 +61,10 @@ def DistributedOptimizer(
     Raises:
         InvalidArgumentError: an argument is not valid, or the optimizer is LBFGS.
         UnavailableError: op=Adasum.
+
+    The first step raises MismatchError on every rank if op, named_parameters or
+    backward_passes_per_step differ between ranks, or if a rank waits in a broadcast, gather or
+    barrier that the others have not made.
     """
     check_kind("optimizer", optimizer, Optimizer, "one of torch.optim")
     if isinstance(optimizer, ReducingOptimizer):
@@ -89,8 +93,8 @@ def DistributedOptimizer(
     )  # fmt: skip
     # Name and bases, so that the wrapped class is seen by isinstance() and by its name.
     cls = type(type(optimizer).__name__, (ReducingOptimizer, type(optimizer)), {})
-    joining = None if group is not current().everyone.group else current().everyone.joining
-    return cls(optimizer, names, exchange, kind, backward_passes_per_step, sparse_as_dense, joining)
+    members = None if group is current().alone else members_of(process_set)
+    return cls(optimizer, names, exchange, kind, backward_passes_per_step, sparse_as_dense, members)
 
 
 def _names_of(

@@ -14,8 +14,9 @@ from torch.optim.optimizer import Optimizer
 
 from thinwire import errors
 from thinwire.arguments import check_whole, wrong
-from thinwire.horovod.joining import Joining
+from thinwire.horovod.exact import ExactCollectives
 from thinwire.horovod.ops import Op
+from thinwire.horovod.world import Members
 from thinwire.torch.exchange.bucket import lay_out
 from thinwire.torch.exchange.gradient_exchange import GradientExchange
 from thinwire.torch.optimizer import checks
@@ -35,10 +36,10 @@ class ReducingOptimizer(WrappedOptimizer):
         op: Op,
         backward_passes_per_step: int,
         sparse_as_dense: bool,
-        joining: Joining | None,
+        members: Members | None,
     ) -> None:
-        """joining: if ranks may join(), which requires that all ranks create their optimizers in
-        the same order."""
+        """members: None outside of the process set. If they may join(), all ranks create their
+        optimizers in the same order."""
         super().__init__(inner)
         self._names, self._exchange, self._op = names, exchange, op
         self._sparse_as_dense = sparse_as_dense
@@ -46,6 +47,8 @@ class ReducingOptimizer(WrappedOptimizer):
         self._passes: Counter[torch.Tensor] = Counter()  # passes since the last reduction
         self._synchronizes = True
         self._restored: Mapping[str, Any] | None = None
+        self._members = members  # None after the first step, too
+        joining = None if members is None else members.joining
         self._joining, self._kind = joining, ""
         if joining is not None:
             self._kind = f"optimizer {len(joining.makers)}"
@@ -117,8 +120,23 @@ class ReducingOptimizer(WrappedOptimizer):
 
     def _begin_step(self) -> None:
         """Call before gradients of a step are sent."""
+        members, self._members = self._members, None
+        if members is not None:
+            self._check_first_step(members.exact)
         if self._joining is not None and self._end is None:
             self._end = self._joining.begin(self._kind, (self._kind, None), None)
+
+    def _check_first_step(self, exact: ExactCollectives) -> None:
+        settings = {
+            "op": self._op.name,
+            "backward_passes_per_step": str(self.backward_passes_per_step),
+        }
+        for number, (parameter, name) in enumerate(self._names.items()):
+            settings[f"named_parameters[{number}]"] = f"'{name}' of shape {tuple(parameter.shape)}"
+        try:
+            exact.check_first_step(settings)
+        except errors.Error as error:
+            raise errors.again(self._exchange.fail(error)) from None
 
     # Steps.
 
@@ -174,6 +192,7 @@ class ReducingOptimizer(WrappedOptimizer):
         """Send zeros. Return a function that waits for the means and drops them. Call it before the
         next step; until then the others may make other calls."""
         self._finish_step_of_others()
+        self._members = None  # the others have compared their first steps
         self._lay_out()
         for bucket in self._pipeline.buckets:
             self._pipeline.begin(bucket)
