@@ -4,8 +4,9 @@ expected."""
 from __future__ import annotations
 
 import math
+import numbers
 import reprlib
-from typing import Any
+from typing import Any, TypeGuard
 
 from thinwire.errors import InvalidArgumentError
 
@@ -49,14 +50,21 @@ def is_finite(got: object) -> bool:
     return is_number(got) and -math.inf < got < math.inf
 
 
-def check_whole(name: str, got: object, least: int, most: int | None = None) -> None:
-    """InvalidArgumentError unless `got` is an int from `least` to `most`, and not a bool."""
-    if (
-        isinstance(got, int)
-        and not isinstance(got, bool)
-        and least <= got
-        and (most is None or got <= most)
-    ):
-        return
+def plain(got: Any) -> Any:
+    """Return an integer of another type than int, such as numpy's, as an int, because JSON and
+    timedelta take no other; anything else as it is."""
+    return int(got) if is_whole(got) else got
+
+
+def is_whole(got: object) -> TypeGuard[int]:
+    """Return whether it is an integer, also of numpy, and not a bool."""
+    return isinstance(got, numbers.Integral) and not isinstance(got, bool)
+
+
+def as_int(name: str, got: Any, least: int, most: int | None = None) -> int:
+    """Return an integer, also of numpy, as an int. InvalidArgumentError unless it is one from
+    `least` to `most`, and not a bool."""
+    if is_whole(got) and least <= got and (most is None or got <= most):
+        return int(got)
     to = "on" if most is None else f"to {most}"
     raise wrong(name, got, f"a whole number from {least} {to}")

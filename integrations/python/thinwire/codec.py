@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from thinwire import _library, config, errors
-from thinwire.arguments import check_whole, is_text
+from thinwire.arguments import as_int, is_text
 
 _FLOAT_BYTES = 4
 
@@ -192,7 +192,7 @@ def encoded_bytes(spec: str, n: int) -> int:
     Raises:
         InvalidArgumentError: the spec is unknown, or `n` is not a count.
     """
-    check_whole("n", n, 0, sys.maxsize)
+    n = as_int("n", n, 0, sys.maxsize)
     size = c_size_t()
     _library.check(_library.load().tw_encoded_bytes(_text_of(spec), n, byref(size)))
     return size.value

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from thinwire import errors
-from thinwire.arguments import wrong
+from thinwire.arguments import plain, wrong
 from thinwire.errors import warn
 from thinwire.options import ARGUMENTS, OPTIONS, Config, Option
 
@@ -43,7 +43,7 @@ def _is_unset(value: object) -> bool:
 
 def _choose(option: Option, argument: object) -> Any:
     """Return the argument, else the environment's value; None if there is neither."""
-    kind = option.kind
+    kind, argument = option.kind, plain(argument)
     if not _is_unset(argument):
         if not kind.right(argument):
             raise wrong(option.setting, argument, kind.expected)
@@ -165,6 +165,7 @@ def is_set(setting: str) -> bool:
 def given(**settings: Any) -> Config:
     """Return these settings, without looking at the environment; None means the default.
     InvalidArgumentError for a value that is not valid."""
+    settings = {name: plain(value) for name, value in settings.items()}
     for option in OPTIONS:
         value = settings.get(option.setting)
         if value is not None and not option.kind.right(value):

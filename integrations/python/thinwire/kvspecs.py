@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from thinwire.arguments import is_text
+from thinwire.arguments import is_text, plain
 from thinwire.errors import InvalidArgumentError
 
 # Names of an optimizer's numbers: MXNet's or torch's, and the library's.
@@ -39,7 +39,7 @@ def optimizer_spec(optimizer: str | torch.optim.Optimizer, **numbers: float) -> 
     if name == "nag":
         name, numbers = "sgd", {"nesterov": True} | numbers
     words = {}
-    for number, value in numbers.items():
+    for number, value in ((number, plain(value)) for number, value in numbers.items()):
         if number not in _NUMBERS or not isinstance(value, (int, float)):
             expected = ", ".join(_NUMBERS)
             raise InvalidArgumentError(
@@ -85,7 +85,7 @@ def codec_spec(compression: str | dict[str, Any]) -> bytes:
             "expected {'type': '2bit', 'threshold': 0.5}, or a codec such as 'int4'"
         )
     if set(words) <= {"type", "threshold"} and kind == "2bit":
-        threshold = words.get("threshold", 0.5)
+        threshold = plain(words.get("threshold", 0.5))
         if isinstance(threshold, (int, float)) and not isinstance(threshold, bool):
             return f"ternary:threshold={threshold},down=fp32".encode()
     elif set(words) == {"type"}:

@@ -30,7 +30,7 @@ from typing import Any
 import torch.distributed as dist
 
 from thinwire import _library, config, errors, kvserver, kvspecs, launch
-from thinwire.arguments import check_whole
+from thinwire.arguments import as_int
 from thinwire.comm import StoreCallbacks
 from thinwire.errors import InvalidArgumentError
 from thinwire.kvworker import KVStore
@@ -103,7 +103,7 @@ def create(
     options = kvserver.store_options(settings, journal)
     options.mode = mode.encode()
     options.codec = None if codec is None else kvspecs.codec_spec(codec)
-    check_whole("slice_elements", slice_elements, 0, (1 << 31) - 1)
+    slice_elements = as_int("slice_elements", slice_elements, 0, (1 << 31) - 1)
     options.slice_elements = slice_elements
     if name in _LOCAL:
         options.journal = None

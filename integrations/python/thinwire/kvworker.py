@@ -16,7 +16,7 @@ import torch
 
 from thinwire import _library, kvspecs
 from thinwire import row_sparse as rows
-from thinwire.arguments import check_flag, is_number, is_text, wrong
+from thinwire.arguments import check_flag, is_number, is_text, is_whole, plain, wrong
 from thinwire.errors import InvalidArgumentError
 from thinwire.torch import tensors
 
@@ -129,7 +129,7 @@ class KVStore:
         Raises:
             InvalidArgumentError: an argument is not valid.
         """
-        whole_number("priority", priority)
+        priority = whole_number("priority", priority)
         _check_weight(weight)
         for name, parts in _pairs(key, value, "value"):
             self._land(name)
@@ -163,7 +163,7 @@ class KVStore:
             InvalidArgumentError: an argument is not valid, or a key is row-sparse; pull its rows
                 with row_sparse_pull().
         """
-        whole_number("priority", priority)
+        priority = whole_number("priority", priority)
         pairs = _pairs(key, out, "out")
         for name, outs in pairs:
             self._check_dense(name)
@@ -206,7 +206,7 @@ class KVStore:
             InvalidArgumentError: an argument is not valid, a row-sparse key has no `out` or
                 row_ids, or a dense key has row_ids.
         """
-        whole_number("priority", priority)
+        priority = whole_number("priority", priority)
         _check_weight(weight)
         names = _pairs(key, value, "value")
         targets = names if out is None else _pairs(key, out, "out")
@@ -259,7 +259,7 @@ class KVStore:
         Raises:
             InvalidArgumentError: a row does not exist, or a key is not row-sparse.
         """
-        whole_number("priority", priority)
+        priority = whole_number("priority", priority)
         names = _names(key)
         targets = [[] for _ in names] if out is None else [o for _, o in _pairs(key, out, "out")]
         wanted = _row_ids(key, row_ids)
@@ -500,7 +500,7 @@ def take_work(
 def _names(key: Key | Sequence[Key]) -> list[str]:
     keys = list(key) if isinstance(key, (list, tuple, range)) else [key]
     for each in keys:
-        if (not isinstance(each, int) or isinstance(each, bool)) and not (is_text(each) and each):
+        if not is_whole(each) and not (is_text(each) and each):
             raise InvalidArgumentError(
                 f"key {each!r} is no whole number, and no text that has no NUL and can be UTF-8"
             )
@@ -534,12 +534,13 @@ def _check_same_dtype(name: str, value: torch.Tensor, landing: _Landing) -> None
 
 
 def whole_number(what: str, value: object) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not -(1 << 31) < value < 1 << 31:
+    if not is_whole(value) or not -(1 << 31) < value < 1 << 31:
         raise wrong(what, value, "a whole number below 2^31")
-    return value
+    return int(value)
 
 
 def _check_weight(value: object) -> None:
+    value = plain(value)
     if not is_number(value) or (isinstance(value, int) and value.bit_length() > 1000):
         raise wrong("weight", value, "a number above 0")
 

@@ -17,7 +17,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.strategies import DDPStrategy
 from torch.nn.parallel import DistributedDataParallel
 
-from thinwire.arguments import check_whole, wrong
+from thinwire.arguments import as_int, wrong
 from thinwire.options import ARGUMENTS
 from thinwire.torch import Compression, compress
 from thinwire.torch.exchange.rules import check_no_momentum
@@ -126,7 +126,7 @@ class ThinwireStats(Callback):
     """
 
     def __init__(self, every: int = 50) -> None:
-        check_whole("every", every, 1)
+        every = as_int("every", every, 1)
         self._every = every
 
     def on_train_batch_end(

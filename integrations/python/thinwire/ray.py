@@ -25,7 +25,7 @@ from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from thinwire import config, kvserver
-from thinwire.arguments import check_call, check_kind, check_whole, wrong
+from thinwire.arguments import as_int, check_call, check_kind, is_number, plain, wrong
 from thinwire.errors import Error, PeerLostError, TimeoutError
 from thinwire.launch import Place
 from thinwire.tcp_store import TcpStore
@@ -204,19 +204,20 @@ class Executor:
         env_vars: Mapping[str, str] | None = None,
         timeout_s: float = 300.0,
     ) -> None:
-        check_whole("num_workers", num_workers, 1)
-        check_whole("num_servers", num_servers, 0)
-        check_whole("cpus_per_worker", cpus_per_worker, 0)
-        check_whole("gpus_per_worker", gpus_per_worker, 0)
-        check_whole("cpus_per_server", cpus_per_server, 1)
+        num_workers = as_int("num_workers", num_workers, 1)
+        num_servers = as_int("num_servers", num_servers, 0)
+        cpus_per_worker = as_int("cpus_per_worker", cpus_per_worker, 0)
+        gpus_per_worker = as_int("gpus_per_worker", gpus_per_worker, 0)
+        cpus_per_server = as_int("cpus_per_server", cpus_per_server, 1)
         check_kind("journal", journal, (str, os.PathLike, type(None)), "a folder, or None")
-        check_whole("max_worker_restarts", max_worker_restarts, 0)
+        max_worker_restarts = as_int("max_worker_restarts", max_worker_restarts, 0)
         if max_server_restarts is not None:
-            check_whole("max_server_restarts", max_server_restarts, 0)
+            max_server_restarts = as_int("max_server_restarts", max_server_restarts, 0)
         check_kind("env_vars", env_vars, (Mapping, type(None)), "a dict of text, or None")
         if placement not in STRATEGIES:
             raise wrong("placement", placement, f"one of {STRATEGIES}")
-        if not isinstance(timeout_s, (int, float)) or isinstance(timeout_s, bool) or timeout_s <= 0:
+        timeout_s = plain(timeout_s)
+        if not is_number(timeout_s) or timeout_s <= 0:
             raise wrong("timeout_s", timeout_s, "a number of seconds above 0")
         for name, got in (("journal", journal), ("max_worker_restarts", max_worker_restarts)):
             if got and not num_servers:

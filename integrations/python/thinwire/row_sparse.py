@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
+from thinwire.arguments import is_whole
 from thinwire.errors import InvalidArgumentError
 from thinwire.torch import private, tensors
 
@@ -66,9 +67,9 @@ def rows_of(
 def row_ids(ids: object, name: str) -> torch.Tensor:
     """Return the row numbers of a pull as an int64 tensor on the host, of any shape."""
     if isinstance(ids, Sequence) and not isinstance(ids, (str, bytes)):
-        whole = all(isinstance(i, int) and not isinstance(i, bool) for i in ids)
-        if whole and all(-(1 << 63) <= i < 1 << 63 for i in ids):
-            return torch.tensor(list(ids), dtype=torch.int64)
+        right = [i for i in ids if is_whole(i) and -(1 << 63) <= i < 1 << 63]
+        if len(right) == len(ids):
+            return torch.tensor(right, dtype=torch.int64)
     if isinstance(ids, torch.Tensor) and not is_sparse(ids) and ids.dtype in _INTEGERS:
         return ids.detach().to("cpu", torch.int64).contiguous()
     got = f"a tensor of {ids.dtype}" if isinstance(ids, torch.Tensor) else repr(ids)

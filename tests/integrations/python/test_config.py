@@ -2,6 +2,7 @@
 
 import re
 
+import numpy
 import pytest
 import thinwire
 import thinwire.torch
@@ -97,3 +98,8 @@ def test_a_key_file_is_the_environments_alone(monkeypatch):
 def test_a_bad_argument_is_refused(setting):
     with pytest.raises(thinwire.InvalidArgumentError, match=next(iter(setting))):
         config.resolve(**setting)
+
+
+def test_numpys_integers_become_pythons():
+    found = config.resolve(lanes=numpy.int64(3), timeout_s=numpy.int32(9))
+    assert [type(value) for value in (found.lanes, found.timeout_s)] == [int, int]

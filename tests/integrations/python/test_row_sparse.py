@@ -1,5 +1,6 @@
 """Row-sparse values of thinwire.kvstore: MXNet's checks, torch's sparse tensors, embeddings."""
 
+import numpy as np
 import pytest
 import thinwire
 import torch
@@ -105,7 +106,7 @@ def test_rows_are_pushed_and_pulled(kv):
     assert kv.row_sparse_pull("t", out=[out, other], row_ids=torch.tensor([2, 2])) is None
     assert torch.equal(out.float(), torch.tensor([[0.0, 0], [0, 0], [4, 5], [0, 0]]))
     assert torch.equal(other.to_dense(), out.float())
-    found = kv.row_sparse_pull(["u", "v"], row_ids=[[1], []])
+    found = kv.row_sparse_pull(["u", "v"], row_ids=[[np.int64(1)], []])
     assert torch.equal(found[0], table[1:2]) and found[1].shape == (0, 1)
     assert kv.is_capable("row_sparse")
 

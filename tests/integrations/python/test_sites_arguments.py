@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from models import make_mlp
@@ -49,6 +50,21 @@ def test_what_cannot_be_is_refused(options, message):
     inner = torch.optim.SGD(model.parameters(), lr=0.05)
     with pytest.raises(InvalidArgumentError, match=message):
         sites.DiLoCo(sites.static(), [model[0], model[2:]], inner, outer_of(model), **options)
+
+
+def test_numpys_integers_are_taken():
+    one = np.int64(1)
+    assert type(sites.Overhead(first=one, most=one).most) is int
+    members = sites.join(
+        torch.distributed.HashStore(), "basel", min_members=one, timeout_s=60 * one, beat_s=one,
+        dead_s=9 * one,
+    )  # fmt: skip
+    model = make_mlp(width=WIDTH)
+    inner = torch.optim.SGD(model.parameters(), lr=0.05)
+    sites.DiLoCo(
+        members, [model[0], model[2:]], inner, outer_of(model), 4 * one, fragment_sync_delay=one,
+        fragment_update_alpha=0 * one, weight=one, prox=one, decay=one,
+    )  # fmt: skip
 
 
 def test_an_inner_optimizer_of_another_model_is_refused():

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import is_dataclass
 from typing import Any
 
+import numpy
 import pytest
 import thinwire
 import thinwire.horovod as hvd
@@ -93,6 +94,52 @@ def complaints(_rank: int, folder: str, callables: list[str]) -> list[str]:
 def test_a_wrong_argument_is_a_typed_error_that_names_it(tmp_path, part):
     callables = sorted(table(str(tmp_path)))[part::4]
     found = run(complaints, str(tmp_path), callables, world=1)[0]
+    assert not found, "\n".join(found)
+
+
+# Integers of numpy, which are no instances of int, are accepted where Python's are.
+
+
+def outcome(make: Callable[[], Call], name: str, got: Any) -> str:
+    """Return the type of the error of a call with `got` as argument `name`, with its message."""
+    call, arguments = make()
+    try:
+        result = call(**arguments | {name: got})
+        if isinstance(result, torch.futures.Future):
+            result.wait()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def refusals(_rank: int, folder: str, callables: list[str]) -> list[str]:
+    os.chdir(folder)
+    hvd.init()
+    found = []
+    for title, make in table(folder).items():
+        if title not in callables:
+            continue
+        for name, valid in make()[1].items():
+            one = [1] if isinstance(valid, list) and valid and type(valid[0]) is int else 1
+            for got in (one, valid):
+                as_numpys = numpys(got)
+                if as_numpys is not None and not outcome(make, name, got):
+                    why = outcome(make, name, as_numpys)
+                    found += [f"{title}({name}={as_numpys!r}): {why}"] if why else []
+    return found
+
+
+def numpys(got: Any) -> Any:
+    """Return numpy's number, or a list of them; None for a value of another type."""
+    if isinstance(got, list):
+        return [numpy.int64(each) for each in got] if all(type(e) is int for e in got) else None
+    return numpy.int64(got) if type(got) is int else None
+
+
+@pytest.mark.parametrize("part", range(2))
+def test_numpys_integers_are_accepted_where_pythons_are(tmp_path, part):
+    callables = sorted(table(str(tmp_path)))[part::2]
+    found = run(refusals, str(tmp_path), callables, world=1)[0]
     assert not found, "\n".join(found)
 
 

@@ -7,7 +7,7 @@ import math
 
 import torch.distributed as dist
 
-from thinwire.arguments import check_kind, wrong
+from thinwire.arguments import check_kind, is_number, plain, wrong
 from thinwire.errors import InvalidArgumentError, UnavailableError
 
 
@@ -59,6 +59,5 @@ def op_of(op: object, average: object = None) -> Op:
 
 def check_factor(name: str, got: object) -> None:
     """InvalidArgumentError unless it is a finite number."""
-    number = isinstance(got, (int, float)) and not isinstance(got, bool)
-    if not number or not math.isfinite(got):
+    if not is_number(plain(got)) or not math.isfinite(got):
         raise wrong(name, got, "a finite number")

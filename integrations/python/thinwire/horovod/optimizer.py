@@ -10,7 +10,7 @@ import torch
 from torch.optim.optimizer import Optimizer
 
 from thinwire import errors
-from thinwire.arguments import check_kind, check_whole, wrong
+from thinwire.arguments import as_int, check_kind, plain, wrong
 from thinwire.horovod.compression import Compression, Compressor, check_compression
 from thinwire.horovod.ops import Average, Op, Sum, check_factor, op_of
 from thinwire.horovod.reducing_optimizer import ReducingOptimizer
@@ -71,7 +71,7 @@ def DistributedOptimizer(
         raise wrong("optimizer", optimizer, "one that DistributedOptimizer has not wrapped already")
     checks.check_optimizer(optimizer)
     check_compression(compression)
-    check_whole("backward_passes_per_step", backward_passes_per_step, 1)
+    backward_passes_per_step = as_int("backward_passes_per_step", backward_passes_per_step, 1)
     kind = op_of(op)
     if kind not in (Average, Sum):
         raise wrong("op", op, "Average or Sum, as of gradients")
@@ -81,8 +81,10 @@ def DistributedOptimizer(
             "gradient_predivide_factor", gradient_predivide_factor,
             "a factor above 0, and 1 with op=Sum",
         )  # fmt: skip
-    check_whole("num_groups", num_groups, 0)
-    check_kind("groups", groups, (list, int, type(None)), "a number, lists of parameters or None")
+    as_int("num_groups", num_groups, 0)
+    check_kind(
+        "groups", plain(groups), (list, int, type(None)), "a number, lists of parameters or None"
+    )
     check_kind("sparse_as_dense", sparse_as_dense, bool, "True or False")
     group = group_for(process_set)
     names = _names_of(optimizer, named_parameters)

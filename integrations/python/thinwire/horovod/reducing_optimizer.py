@@ -13,7 +13,7 @@ import torch
 from torch.optim.optimizer import Optimizer
 
 from thinwire import errors
-from thinwire.arguments import check_whole, wrong
+from thinwire.arguments import as_int, wrong
 from thinwire.horovod.exact import ExactCollectives
 from thinwire.horovod.ops import Op
 from thinwire.horovod.world import Members
@@ -76,7 +76,7 @@ class ReducingOptimizer(WrappedOptimizer):
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Set the number of passes per step. Call it between steps."""
-        check_whole("passes", passes, 1)
+        passes = as_int("passes", passes, 1)
         self.backward_passes_per_step = passes
         self._passes.clear()
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from thinwire.arguments import check_kind, wrong
+from thinwire.arguments import check_kind, is_whole, wrong
 from thinwire.horovod.compression import Compression, Compressor
 from thinwire.horovod.exact import Label
 from thinwire.horovod.handles import Handle, in_place, names_of, of_future, of_several, start
@@ -132,8 +132,7 @@ def broadcast_async(
 
 def check_root(root_rank: object, members: Members) -> None:
     """InvalidArgumentError unless it is the job's rank of a member."""
-    number = isinstance(root_rank, int) and not isinstance(root_rank, bool)
-    if not number or root_rank not in members.ranks:
+    if not is_whole(root_rank) or root_rank not in members.ranks:
         raise wrong("root_rank", root_rank, f"one of the ranks {members.ranks}")
 
 
@@ -184,10 +183,10 @@ def _splits_of(tensor: torch.Tensor, splits: object, members: Members) -> list[i
             raise wrong("tensor", tensor.shape, f"a multiple of {size} rows, or splits=")
         return [rows // size] * size
     counts = splits.tolist() if isinstance(splits, torch.Tensor) else splits
-    whole = isinstance(counts, (list, tuple)) and all(type(n) is int and n >= 0 for n in counts)
+    whole = isinstance(counts, (list, tuple)) and all(is_whole(n) and n >= 0 for n in counts)
     if not whole or len(counts) != size or sum(counts) > rows:
         raise wrong("splits", splits, f"{size} whole numbers of rows, {rows} in all at most")
-    return list(counts)
+    return list(map(int, counts))
 
 
 def reducescatter_async(

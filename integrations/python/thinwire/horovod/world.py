@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
 from thinwire import launch
-from thinwire.arguments import check_kind, check_whole, wrong
+from thinwire.arguments import as_int, check_kind, is_whole, wrong
 from thinwire.errors import InvalidArgumentError
 from thinwire.horovod.exact import ExactCollectives, Label
 from thinwire.horovod.joining import Joining
@@ -94,10 +94,10 @@ class ProcessSet:
         expected = "a list of ranks, each once"
         check_kind("ranks", ranks, Iterable, expected)
         listed = list(ranks)
-        whole = all(isinstance(r, int) and not isinstance(r, bool) and r >= 0 for r in listed)
+        whole = all(is_whole(r) and r >= 0 for r in listed)
         if not whole or len(set(listed)) < len(listed):
             raise wrong("ranks", ranks, expected)
-        self.ranks: list[int] = sorted(listed)
+        self.ranks: list[int] = sorted(map(int, listed))
         self.process_set_id: int | None = None
 
     def size(self) -> int | None:
@@ -327,7 +327,7 @@ def join(device: int = -1) -> int:
     Raises:
         TimeoutError: the others make no call within the deadline of the group's collectives.
     """
-    check_whole("device", device, -1)
+    device = as_int("device", device, -1)
     joining = current().everyone.joining
     return joining.join(None if device < 0 else torch.device("cuda", device))
 

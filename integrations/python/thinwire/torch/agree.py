@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from thinwire import _library
-from thinwire.arguments import check_kind, check_whole
+from thinwire.arguments import as_int, check_kind
 from thinwire.comm import poll
 from thinwire.errors import Error, MismatchError, PeerLostError, UnavailableError
 from thinwire.torch import private
@@ -414,7 +414,7 @@ def check_replicas(
     """
     check_kind("module", module, torch.nn.Module, "a torch.nn.Module")
     if step is not None:
-        check_whole("step", step, 0)
+        step = as_int("step", step, 0)
     members = resolve(group, "check_replicas")
     names = [name for name, _ in module.named_parameters()]
     mine = [digest(parameter) for parameter in module.parameters()]

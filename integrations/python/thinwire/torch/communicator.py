@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from thinwire import config, errors
-from thinwire.arguments import check_kind, check_whole, wrong
+from thinwire.arguments import as_int, check_kind, wrong
 from thinwire.codec import codec_info
 from thinwire.comm import Store
 from thinwire.config import Config
@@ -37,10 +37,10 @@ class _Place:
         return self.joined
 
 
-def check_place(rank: object, size: object) -> None:
-    """InvalidArgumentError unless `rank` is one of `size` ranks."""
-    check_whole("size", size, 1)
-    check_whole("rank", rank, 0, size - 1)
+def place_of(rank: object, size: object) -> tuple[int, int]:
+    """Return both as ints. InvalidArgumentError unless `rank` is one of `size` ranks."""
+    size = as_int("size", size, 1)
+    return as_int("rank", rank, 0, size - 1), size
 
 
 def settings_of(codec: str | None, options: Mapping[str, Any]) -> Config:
@@ -92,7 +92,7 @@ class Communicator:
         codec: str | None = None,
         **options: Any,
     ) -> None:
-        check_place(rank, size)
+        rank, size = place_of(rank, size)
         if size > 1 and not (hasattr(store, "set") and hasattr(store, "get")):
             raise wrong("store", store, "a torch.distributed.Store, or an object with set and get")
         if not tensors.is_name(key) or not key:

@@ -10,7 +10,7 @@ import torch
 import torch.utils.data
 
 from thinwire import kvspecs, kvstore, kvworker
-from thinwire.arguments import check_flag, check_kind, wrong
+from thinwire.arguments import check_flag, check_kind, is_whole, wrong
 from thinwire.errors import InvalidArgumentError
 from thinwire.torch import private, tensors
 from thinwire.torch.optimizer.model_hooks import WAITS, ForwardOrder
@@ -203,7 +203,7 @@ class ParameterServerOptimizer:
             )
         check_flag("shuffle", shuffle)
         for what, value in (("batch_size", batch_size), ("epochs", epochs), ("seed", seed)):
-            if not isinstance(value, int) or isinstance(value, bool) or value < (what != "seed"):
+            if not is_whole(value) or value < (what != "seed"):
                 raise wrong(what, value, "a whole number above 0")
         if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
             raise InvalidArgumentError(

@@ -28,7 +28,7 @@ from thinwire.codec import codec_info
 from thinwire.config import Config
 from thinwire.options import SCOPES
 from thinwire.torch import collectives, private, tensors
-from thinwire.torch.communicator import check_place, open_session
+from thinwire.torch.communicator import open_session, place_of
 from thinwire.torch.exchange.session import Session
 from thinwire.torch.fsdp.gather import GroupGather, check_gather, settings_of_gather
 from thinwire.torch.fsdp.residuals import SHARE, memory_of_gpu, memory_of_host
@@ -143,7 +143,7 @@ class ProcessGroup(dist.ProcessGroup):
             UnavailableError: there is no store at the address.
             TimeoutError: some ranks did not call it in time.
         """
-        check_place(rank, world_size)
+        rank, world_size = place_of(rank, world_size)
         host, port, prefix = _parse(store_addr)
         self.abort()
         seconds = self._settings.timeout_s or _GLOO_TIMEOUT_S

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.optim.optimizer import Optimizer
 
 from thinwire import errors
-from thinwire.arguments import check_kind, is_number, wrong
+from thinwire.arguments import check_kind, is_number, plain, wrong
 from thinwire.codec import codec_info
 from thinwire.errors import warn
 from thinwire.torch import private, tensors
@@ -459,6 +459,7 @@ def _scale(tensor: torch.Tensor, factor: float) -> None:
 def _limit(name: str, limit: float | None) -> float | None:
     if limit is None:
         return None
+    limit = plain(limit)
     is_float = is_number(limit) and (limit == math.inf or limit <= sys.float_info.max)
     if not (is_float and limit > 0):
         raise wrong(name, limit, "a number above 0")

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 
 from thinwire import comm
-from thinwire.arguments import check_flag, check_kind, check_whole, wrong
+from thinwire.arguments import as_int, check_flag, check_kind, plain, wrong
 from thinwire.comm import Communicator, Segment, Segments
 from thinwire.errors import InvalidArgumentError
 from thinwire.torch import tensors
@@ -90,7 +90,7 @@ class Bucket:
         """Mark whether this rank has no gradient for part `index` in the next submission. Then its
         elements must be zeros, and its residual waits for a step with a gradient.
         InvalidArgumentError if there is no such part."""
-        check_whole("index", index, 0, len(self.parts) - 1)
+        index = as_int("index", index, 0, len(self.parts) - 1)
         check_flag("absent", absent)
         self.segments.mark_absent(index, absent)
 
@@ -208,11 +208,12 @@ def parts_of(parts: Iterable[Any]) -> list[Part]:
             raise wrong("parts", parts, expected)
         one = Part(*part)
         tensors.check_name(one.name)
-        check_whole(f"the number of elements of part '{one.name}'", one.numel, 0)
-        check_whole(f"the offset of part '{one.name}'", one.offset, 0)
-        if one.total is not None:
-            check_whole(f"the total of part '{one.name}'", one.total, one.offset + one.numel)
-        listed.append(one)
+        numel = as_int(f"the number of elements of part '{one.name}'", one.numel, 0)
+        offset = as_int(f"the offset of part '{one.name}'", one.offset, 0)
+        total = one.total
+        if total is not None:
+            total = as_int(f"the total of part '{one.name}'", total, offset + numel)
+        listed.append(Part(one.name, numel, offset, total))
     return listed
 
 
@@ -263,7 +264,7 @@ class Parameters:
 def check_sizes(sizes: object) -> None:
     """InvalidArgumentError unless it is a dict of element counts by name."""
     right = isinstance(sizes, Mapping) and all(
-        isinstance(name, str) and isinstance(numel, int) for name, numel in sizes.items()
+        isinstance(name, str) and isinstance(plain(numel), int) for name, numel in sizes.items()
     )
     if not right:
         raise InvalidArgumentError(

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from thinwire.arguments import check_whole
+from thinwire.arguments import as_int
 from thinwire.comm import Communicator
 from thinwire.errors import InvalidArgumentError
 from thinwire.torch import tensors
@@ -168,8 +168,8 @@ def merge_state_dicts(saved: Sequence[Mapping[str, Any]], world: int, rank: int)
     Raises:
         InvalidArgumentError: the dicts are not those of all ranks of one run.
     """
-    check_whole("world", world, 1)
-    check_whole("rank", rank, 0, world - 1)
+    world = as_int("world", world, 1)
+    rank = as_int("rank", rank, 0, world - 1)
     by_rank = of_all_ranks(saved)
     old = len(by_rank)
     if old == world:

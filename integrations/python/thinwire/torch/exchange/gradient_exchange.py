@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch.optim.optimizer import Optimizer
 
 from thinwire import config, errors
-from thinwire.arguments import check_call, check_flag, check_kind, check_whole, wrong
+from thinwire.arguments import as_int, check_call, check_flag, check_kind, plain, wrong
 from thinwire.codec import codec_info
 from thinwire.torch import agree, private, tensors
 from thinwire.torch.exchange import checkpoint
@@ -194,7 +194,7 @@ class GradientExchange(Compression):
                 f"bucket '{name}': got dtype {dtype!r}, expected float32, bfloat16 or float16"
             )
         listed = parts_of(parts)
-        check_whole("priority", priority, *_INT32)
+        priority = as_int("priority", priority, *_INT32)
         check_kind("shape", shape, (str, type(None)), "text, or None")
         for text in (name, *(part.name for part in listed)):
             tensors.check_name(text)
@@ -552,6 +552,7 @@ class GradientExchange(Compression):
                 another group.
             DataLossError: the only rank with consistent parameters was lost while it sent them.
         """
+        made = plain(made)
         check_kind("made", made, (int, Mapping, type(None)), "steps, steps by parameter, or None")
         members = resolve(process_group, "recover")
         now, before = self._session.dissolve()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from thinwire.arguments import check_whole
+from thinwire.arguments import as_int
 from thinwire.errors import InvalidArgumentError
 from thinwire.torch.exchange.rules import Rules
 
@@ -37,7 +37,7 @@ def plan(
                 "leave it out"
             )
         return None
-    check_whole("warm_up_steps", steps, 1)
+    steps = as_int("warm_up_steps", steps, 1)
     if automatic:
         raise InvalidArgumentError(
             f"warm_up_steps={steps} with codec='auto', which measures its first steps with fp32 "

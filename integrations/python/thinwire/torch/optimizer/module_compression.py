@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch.optim.optimizer import Optimizer
 
 from thinwire import errors
-from thinwire.arguments import check_flag, check_whole
+from thinwire.arguments import as_int, check_flag
 from thinwire.errors import warn
 from thinwire.torch import agree, private, tensors
 from thinwire.torch.exchange.bucket import lay_out
@@ -235,7 +235,7 @@ class OptimizedCompression(ModuleCompression):
         """
         delay = 0 if delay is None else delay
         warm_up_steps = 0 if warm_up_steps is None else warm_up_steps
-        check_whole("warm_up_steps", warm_up_steps, 0)
+        warm_up_steps = as_int("warm_up_steps", warm_up_steps, 0)
         if warm_up_steps and not delay:
             raise errors.InvalidArgumentError(
                 f"compress got warm_up_steps={warm_up_steps} for a plain module without delay=1, "

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.algorithms.model_averaging import utils
 
-from thinwire.arguments import check_whole
+from thinwire.arguments import as_int
 from thinwire.errors import InvalidArgumentError
 from thinwire.torch.exchange.rules import Codec
 from thinwire.torch.group import resolve
@@ -47,8 +47,8 @@ class PeriodicModelAverager:
         codec: Codec | None = None,
         **options: Any,
     ) -> None:
-        check_whole("period", period, 1)
-        check_whole("warmup_steps", warmup_steps, 0)
+        period = as_int("period", period, 1)
+        warmup_steps = as_int("warmup_steps", warmup_steps, 0)
         self.step, self.period, self.warmup_steps = 0, period, warmup_steps
         self.process_group = process_group
         if options.get("secure"):

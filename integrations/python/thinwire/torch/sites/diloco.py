@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch.optim.optimizer import Optimizer
 
 from thinwire import config
-from thinwire.arguments import check_flag, check_kind, is_finite, wrong
+from thinwire.arguments import check_flag, check_kind, is_finite, plain, wrong
 from thinwire.errors import InvalidArgumentError, warn
 from thinwire.torch.exchange.rules import DEFAULT, Codec
 from thinwire.torch.sites import secure as secure_sums
@@ -105,6 +105,8 @@ class DiLoCo:
         fragments = _modules(model_fragments)
         outers = outers_of(outer_optimizer, len(fragments))
         rule = rule_of(aggregate)
+        weight, prox, decay = plain(weight), plain(prox), plain(decay)
+        fragment_update_alpha = plain(fragment_update_alpha)
         _check_share("decay", decay)
         if fragment_update_alpha != "rebase":
             _check_share("fragment_update_alpha", fragment_update_alpha)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import torch.distributed as dist
 
 from thinwire import errors
-from thinwire.arguments import check_flag, check_whole, is_finite, is_text, wrong
+from thinwire.arguments import as_int, check_flag, is_finite, is_text, plain, wrong
 from thinwire.torch import group
 from thinwire.torch.sites.lighthouse_members import LighthouseMembers
 from thinwire.torch.sites.meeting import Epoch
@@ -101,8 +101,9 @@ def join(
     key_file = os.fspath(key_file) if isinstance(key_file, os.PathLike) else key_file
     if key_file is not None and not is_text(key_file):
         raise wrong("key_file", key_file, "the path of a file, or None")
-    check_whole("min_members", min_members, 1)
+    min_members = as_int("min_members", min_members, 1)
     check_flag("allow_split", allow_split)
+    timeout_s, beat_s, dead_s = plain(timeout_s), plain(beat_s), plain(dead_s)
     for what, value in (("timeout_s", timeout_s), ("beat_s", beat_s), ("dead_s", dead_s)):
         if not (is_finite(value) and value > 0):
             raise wrong(what, value, "a number of seconds above 0")

@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from thinwire.arguments import check_whole, is_finite, wrong
+from thinwire.arguments import as_int, is_finite, is_whole, wrong
 from thinwire.errors import InvalidArgumentError
 
 
@@ -31,8 +31,9 @@ class Overhead:
     def __post_init__(self) -> None:
         if not (is_finite(self.share) and 0 < self.share < 1):
             raise wrong("share", self.share, "a number between 0 and 1")
-        check_whole("first", self.first, 1)
-        check_whole("most", self.most, self.first)
+        first = as_int("first", self.first, 1)
+        object.__setattr__(self, "first", first)  # the class is frozen
+        object.__setattr__(self, "most", as_int("most", self.most, first))
 
 
 SyncEvery = int | datetime.timedelta | Overhead
@@ -45,7 +46,7 @@ class Pace:
         """sync_every: the period in which every fragment has one round. delay: steps from the
         beginning of a round to its end. InvalidArgumentError if a fragment's next round would begin
         before its last one ends."""
-        check_whole("fragment_sync_delay", delay, 0)
+        delay = as_int("fragment_sync_delay", delay, 0)
         self._seconds, self._overhead, self.steps = None, None, 1
         if isinstance(sync_every, datetime.timedelta):
             self._seconds = sync_every.total_seconds() / fragments
@@ -54,8 +55,8 @@ class Pace:
         elif isinstance(sync_every, Overhead):
             self._overhead = sync_every
             self.steps = max(1, sync_every.first // fragments)
-        elif isinstance(sync_every, int) and not isinstance(sync_every, bool):
-            check_whole("sync_every", sync_every, fragments)
+        elif is_whole(sync_every):
+            sync_every = as_int("sync_every", sync_every, fragments)
             if sync_every % fragments or delay >= sync_every:
                 raise InvalidArgumentError(
                     f"sync_every is {sync_every}, expected a multiple of the {fragments} fragments "
