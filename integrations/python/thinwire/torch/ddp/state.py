@@ -459,8 +459,8 @@ def _scale(tensor: torch.Tensor, factor: float) -> None:
 def _limit(name: str, limit: float | None) -> float | None:
     if limit is None:
         return None
-    limit = plain(limit)
-    is_float = is_number(limit) and (limit == math.inf or limit <= sys.float_info.max)
-    if not (is_float and limit > 0):
+    value = plain(limit)
+    is_float = is_number(value) and (value == math.inf or value <= sys.float_info.max)
+    if not (is_float and value > 0):
         raise wrong(name, limit, "a number above 0")
-    return limit
+    return value
