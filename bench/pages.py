@@ -250,7 +250,8 @@ TABLES = {
     "map": Table(
         [*(f"{_XEON}/map{part}.json" for part in ("", "-fsdp2", "-fsdp2-long", "-more", "-long")),
          f"{_H200}/map.json",
-         *(f"{_EPYC}/map-{part}.json" for part in ("2", "8-fsdp2", "8-fsdp2-1024", "8-fsdp2-2048"))],
+         f"{_EPYC}/map-2.json",
+         *(f"{_EPYC}/map-8-fsdp2{part}.json" for part in ("", "-1024", "-2048"))],
         "step", each("{kinds}"),
         own("ranks = {worlds} | widths = {widths} | cells = {cells} | "
             "over the uncompressed step: least = {least:.2f} × | median = {median:.2f} × | "
