@@ -103,7 +103,10 @@ def _serve(arguments: argparse.Namespace) -> int:
 
 class _Version(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        print(f"thinwire {version()}")
+        try:
+            print(f"thinwire {version()}")
+        except errors.Error as error:  # the library does not load
+            parser.exit(1, f"thinwire --version: {error}\n")
         parser.exit()
 
 

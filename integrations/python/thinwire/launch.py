@@ -88,11 +88,16 @@ class _Variables:
                 return value
         raise self.error(f"{' or '.join(names)} is not set")
 
-    def number(self, name: str) -> int:
+    def number(self, name: str, most: int | None = None) -> int:
         text = self.text(name)
-        if not text.isdecimal():
-            raise self.error(f"{name} is {text!r}, expected a whole number from 0")
+        if not text.isdecimal() or (most is not None and int(text) > most):
+            to = "" if most is None else f" to {most}"
+            raise self.error(f"{name} is {text!r}, expected a whole number from 0{to}")
         return int(text)
+
+    def port(self, name: str) -> int:
+        """A larger number would be cut to 16 bits, and name another port."""
+        return self.number(name, 65535)
 
     def error(self, problem: str) -> InvalidArgumentError:
         return InvalidArgumentError(f"started by {self._launcher}, but {problem}; {self._fix}")
@@ -123,7 +128,7 @@ class _Variables:
                 "nothing says on which host rank 0 runs (MASTER_ADDR is not set), and there are "
                 f"{size} ranks, {local_size} of them here"
             )
-        port = self.number("MASTER_PORT") if self.get("MASTER_PORT") else port_of(job)
+        port = self.port("MASTER_PORT") if self.get("MASTER_PORT") else port_of(job)
         return Place(rank, size, local_rank, local_size, named or "127.0.0.1", port, self._launcher)
 
 
@@ -137,7 +142,7 @@ def port_of(job: str | None) -> int:
 def _torch(variables: _Variables) -> Place:
     """torchrun and similar: https://docs.pytorch.org/docs/stable/elastic/run.html."""
     variables.text("MASTER_ADDR")
-    variables.number("MASTER_PORT")
+    variables.port("MASTER_PORT")
     return variables.place(
         variables.number("RANK"),
         variables.number("WORLD_SIZE"),
@@ -328,7 +333,7 @@ def store_role(environment: Mapping[str, str] | None = None) -> StoreRole:
         if 0 in members:
             raise mxnet.error("there are {} workers and {} servers, expected 1 or more of each"
                               .format(*members))  # fmt: skip
-        meeting = mxnet.text("DMLC_PS_ROOT_URI"), mxnet.number("DMLC_PS_ROOT_PORT")
+        meeting = mxnet.text("DMLC_PS_ROOT_URI"), mxnet.port("DMLC_PS_ROOT_PORT")
         return StoreRole(role, None, *members, *meeting, bigarray_bound)
     rank, size = (environment.get(name, "") for name in ("RANK", "WORLD_SIZE"))
     joins_later = rank.isdecimal() and size.isdecimal() and int(rank) >= int(size)

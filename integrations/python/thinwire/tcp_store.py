@@ -35,6 +35,8 @@ class TcpStore:
             try:
                 self._socket = socket.create_connection((address, port), timeout=left)
                 break
+            except UnicodeError as error:  # such as of "a..b" or a label of 64 characters
+                raise self._gone(f"this is no name of a host, {error}") from None
             except OSError as error:
                 if time.monotonic() + _PAUSE_S > end:
                     raise self._gone(f"nothing could be reached within {timeout_s:g} s, {error}") \
@@ -47,7 +49,8 @@ class TcpStore:
     def come(self) -> None:
         """Count as one of the world_size processes that the store's owner waits for."""
         self._send(struct.pack("=B", _ADD) + _text("init/") + struct.pack("=q", 1))
-        self._receive(8)
+        if not 0 < struct.unpack("=q", self._receive(8))[0] < 1 << 31:  # this process counts
+            raise self._gone("what listens there is no TCPStore of torch")
 
     def add(self, key: str, amount: int) -> int:
         """Add to a number, which is initially 0; return the sum."""

@@ -96,6 +96,9 @@ def test_a_library_that_does_not_load(tmp_path, monkeypatch):
 def test_the_version_is_told():
     done = command("-m", "thinwire", "--version")
     assert done.stdout == f"thinwire {thinwire.version()}\n", done.stderr
+    done = command("-m", "thinwire", "--version", THINWIRE_LIBRARY="/nowhere.so")
+    assert done.returncode == 1 and not done.stdout and len(done.stderr.splitlines()) == 1
+    assert done.stderr.startswith("thinwire --version: libthinwire.so was not found")
 
 
 def test_output_that_nobody_reads_is_no_traceback():

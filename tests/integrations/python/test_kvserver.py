@@ -3,6 +3,7 @@
 import datetime
 import os
 import signal
+import socket
 import subprocess
 import sys
 
@@ -72,6 +73,25 @@ def test_a_store_that_is_not_there_is_a_typed_error():
         pytest.raises(thinwire.UnavailableError, match=f"127.0.0.1:{port}, which rank 0"),
     ):
         TcpStore("127.0.0.1", port, "", 0.2)
+
+
+@pytest.mark.parametrize("address", ["a..b", "x" * 64 + ".org"])
+def test_a_host_whose_name_can_not_be_is_a_typed_error(address):
+    with pytest.raises(thinwire.UnavailableError, match=f"{address}:1, .* no name of a host"):
+        TcpStore(address, 1, "", 60)
+
+
+@pytest.mark.parametrize("answer", [b"HTTP/1.1 400 Bad Request", b"\0" * 8], ids=["http", "zeros"])
+def test_a_listener_that_is_no_store_is_a_typed_error(answer):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        store = TcpStore("127.0.0.1", port, "", 20)
+        peer, _ = listener.accept()
+        with peer:
+            peer.sendall(answer)
+            with pytest.raises(thinwire.UnavailableError, match=f"{port}, .* is no TCPStore"):
+                store.come()
+        store.close()
 
 
 def test_serve_tells_a_worker_that_it_is_none(monkeypatch, capsys):

@@ -382,6 +382,7 @@ def test_roles_come_from_the_environment():
         (ranks | {"THINWIRE_SERVERS": "4"}, "expected 1 to 3"),
         (mxnet | {"DMLC_ROLE": "boss"}, "boss"),
         (mxnet | {"DMLC_NUM_SERVER": "0"}, "1 or more"),
+        (mxnet | {"DMLC_PS_ROOT_PORT": "65536"}, "DMLC_PS_ROOT_PORT is .65536., .* to 65535"),
         ({"DMLC_ROLE": "worker"}, "DMLC_NUM_WORKER"),
         ({}, "torchrun"),
     ]:

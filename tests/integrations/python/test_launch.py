@@ -83,6 +83,7 @@ def test_what_is_missing_is_named(environment, missing, words):
     ({"RANK": "4"}, "rank 4 of 4, expected ranks from 0 to 3"),
     ({"LOCAL_RANK": "2"}, "local rank 2 of 2"),
     ({"MASTER_PORT": "http"}, "MASTER_PORT is 'http'"),
+    ({"MASTER_PORT": "65536"}, "MASTER_PORT is '65536', expected a whole number from 0 to 65535"),
 ])  # fmt: skip
 def test_what_can_not_be_is_named(change, words):
     with pytest.raises(thinwire.InvalidArgumentError, match=words):
