@@ -216,6 +216,35 @@ def test_a_parameter_that_is_trained_later_is_an_error(change):
     run(change)
 
 
+def stepped_in_backward(rank: int, before: bool):
+    """Each parameter has an optimizer, which a hook steps as soon as its gradient is made."""
+    model = make_mlp()
+    own = {parameter: torch.optim.SGD([parameter], lr=0.1) for parameter in model.parameters()}
+
+    def hook(parameter: torch.Tensor) -> None:
+        own[parameter].step()
+        own[parameter].zero_grad()
+
+    def add_hooks() -> None:
+        for parameter in own:
+            parameter.register_post_accumulate_grad_hook(hook)
+
+    if before:
+        add_hooks()
+    tw.compress(model, "fp32")
+    if not before:
+        loss_of(model, data(0, rank)).backward()  # from the second pass on buckets are sent early
+        add_hooks()
+    loss_of(model, data(1, rank)).backward()
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_an_optimizer_in_backward_is_an_error_since_its_gradients_are_not_reduced(before):
+    for outcome in outcomes_of(stepped_in_backward, before):
+        assert outcome.error == "InvalidArgumentError", outcome.trace
+        assert "is None at its end" in outcome.message and "post_accumulate" in outcome.message
+
+
 def dropped(rank: int, optimized: bool):
     model = make_mlp()
     optimizer = sgd(model)

@@ -225,6 +225,30 @@ def overlapping(rank: int):
     return counts, len(optimizer._pipeline.deferred()), len(optimizer._pipeline.buckets)
 
 
+def differentiated_by_func(rank: int):
+    """Gradients of each sample between two steps, by a forward pass inside of torch.func."""
+    model, expected = make_mlp(), make_mlp()
+    optimizer = wrapped(model)
+
+    def loss(weights, sample: torch.Tensor) -> torch.Tensor:
+        return torch.func.functional_call(model, weights, (sample[None],)).square().mean()
+
+    of_samples = torch.func.vmap(torch.func.grad(loss), (None, 0))
+    for step in range(3):
+        train(model, optimizer, 1, rank, start=step)
+        found = of_samples(dict(model.named_parameters()), data(step, rank))
+        assert all(gradient.isfinite().all() for gradient in found.values())
+    optimizer.finish()
+    alone(expected, make_sgd(expected), 3)
+    close_to(model, expected)
+    return digest(model)
+
+
+def test_a_forward_pass_inside_of_torch_func_makes_the_step_that_is_due():
+    first, second = run(differentiated_by_func)
+    assert first == second
+
+
 def frozen_in_turns(rank: int, policy: str):
     """Freeze a layer after every second step, like the discriminator of a GAN."""
     model = make_mlp()

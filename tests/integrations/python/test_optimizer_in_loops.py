@@ -139,7 +139,8 @@ def backward_twice(rank: int, on: set[int]):
     """Ranks in `on` run backward twice. The others learn of it when they wait for the next step."""
     model = make_mlp()
     optimizer = wrapped(model)
-    with pytest.raises(thinwire.InvalidArgumentError, match=rf"rank {min(on)}.*no_sync\(\)"):
+    match = rf"rank {min(on)}.*no_sync\(\).*leave out a step on all ranks, call synchronize\(\)"
+    with pytest.raises(thinwire.InvalidArgumentError, match=match):
         for step in range(3):
             loss_of(model, data(step, rank)).backward()
             if rank in on:
@@ -154,6 +155,30 @@ def backward_twice(rank: int, on: set[int]):
 @pytest.mark.parametrize("on", [{0}, {1}])
 def test_two_backward_passes_without_no_sync_are_an_error_on_every_rank(on):
     run(backward_twice, on)
+
+
+def left_out(rank: int, policy: str):
+    """Make no step with the gradients of one backward pass, on all ranks."""
+    model, expected = make_mlp(), make_mlp()
+    optimizer, sgd = wrapped(model, policy), make_sgd(expected)
+    for step in range(4):
+        optimizer.zero_grad()
+        sgd.zero_grad()
+        loss_of(model, data(step, rank)).backward()
+        if step == 2:
+            optimizer.synchronize()
+            continue
+        optimizer.step()
+        for peer in range(2):
+            (loss_of(expected, data(step, peer)) / 2).backward()
+        sgd.step()
+    optimizer.finish()
+    close_to(model, expected)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_step_may_be_left_out_after_synchronize(policy):
+    run(left_out, policy)
 
 
 def penalty_of(model: torch.nn.Module) -> torch.Tensor:

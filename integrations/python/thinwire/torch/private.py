@@ -232,6 +232,12 @@ def reduces_gradients() -> bool:
     return node is None or node.name() in _GRADIENT_NODES
 
 
+def outside_transforms() -> contextlib.AbstractContextManager[object]:
+    """Return a context whose operations are none of a torch.func transform that runs, which allows
+    no change of tensors from outside it. Torch 2.1 to 2.14."""
+    return torch._C._DisableFuncTorch()
+
+
 def in_backward() -> bool:
     """Return whether a backward pass runs on this thread; autograd has no public API for this.
     Torch 2.1 to 2.14."""

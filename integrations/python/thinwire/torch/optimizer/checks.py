@@ -17,8 +17,9 @@ Names = Mapping[torch.Tensor, str]
 def check_optimizer(optimizer: Optimizer) -> None:
     if isinstance(optimizer, torch.optim.LBFGS):
         raise InvalidArgumentError(
-            "LBFGS couples all parameters and calls its closure many times; take an optimizer "
-            "that steps each parameter for itself"
+            "LBFGS couples all parameters and calls its closure many times; leave optimizer= out, "
+            "which puts the means into .grad, or take an optimizer that steps each parameter for "
+            "itself"
         )
 
 

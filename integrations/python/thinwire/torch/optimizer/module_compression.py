@@ -166,9 +166,23 @@ class ModuleCompression(GradientExchange):
             self._check_reduced()
             return
         self._in_step, self._overlaps = False, True
+        self._check_kept()
         self._pipeline.flush()
         self._pipeline.take_means()
         self.between_steps(self._pipeline.device, lambda: None)
+
+    def _check_kept(self) -> None:
+        """Fail if a hook has taken gradients, which are those of this rank alone until the end of
+        the pass. A hook that steps with them and keeps them can't be noticed."""
+        for bucket in self._pipeline.buckets:
+            if (name := bucket.dropped()) is not None:
+                error = errors.InvalidArgumentError(
+                    f"rank {self.rank}: the gradient of '{name}' was made in backward() and is "
+                    "None at its end, so a hook has used it before it was the mean of all ranks, "
+                    "as an optimizer in register_post_accumulate_grad_hook() does; call step() "
+                    "and zero_grad() after backward()"
+                )
+                raise errors.again(self.fail(error))
 
     def finish(self) -> None:
         """Return when step() has updated all parameters. Call it before reading parameters other
@@ -294,7 +308,9 @@ class OptimizedCompression(ModuleCompression):
                 "reentrant checkpoints share it; take checkpoint(..., use_reentrant=False)"
                 if private.in_inner_backward()
                 else "put all backward passes but the last under no_sync(), or, if reentrant "
-                "checkpoints share the parameter, take checkpoint(..., use_reentrant=False)"
+                "checkpoints share the parameter, take checkpoint(..., use_reentrant=False); to "
+                "leave out a step on all ranks, call synchronize() of what compress() returned "
+                "after its backward()"
             )
             error = errors.InvalidArgumentError(
                 f"rank {self.rank}: the gradient of '{self._names[parameter]}' was made again "

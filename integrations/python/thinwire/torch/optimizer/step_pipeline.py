@@ -49,6 +49,13 @@ class GradientBucket(FlatBucket):
         self._ready.add(parameter)
         return len(self._ready) == len(self.parameters)
 
+    def dropped(self) -> str | None:
+        """Return the name of a parameter whose gradient was made and is not there any more."""
+        for name, parameter in zip(self.names, self.parameters, strict=True):
+            if parameter in self._ready and parameter.grad is None:
+                return name
+        return None
+
     def submit(self, exchange: GradientExchange) -> None:
         """Start the reduction of the gradients as they are now."""
         gradients = [parameter.grad for parameter in self.parameters]
@@ -203,10 +210,11 @@ class StepPipeline:
         groups = self._deferred.get(bucket)
         if groups is None:
             return
-        bucket.wait(self._exchange)
-        del self._deferred[bucket]
-        self.learn_unused()
-        self.step_bucket(bucket, dict(bucket.means()), groups)
+        with private.outside_transforms():  # the forward pass may be one of torch.func.grad
+            bucket.wait(self._exchange)
+            del self._deferred[bucket]
+            self.learn_unused()
+            self.step_bucket(bucket, dict(bucket.means()), groups)
         bucket.phase = Phase.IDLE
 
     def step_bucket(
