@@ -166,6 +166,10 @@ def refusals(rank: int):
     loss_of(model, data(0, rank)).backward()
     with pytest.raises(thinwire.InvalidArgumentError, match="delay=1"):
         optimizer.clip_grad_norm_(1.0)
+    hook = sgd.register_step_post_hook(lambda *_: None)
+    with pytest.raises(thinwire.InvalidArgumentError, match="step hooks, and with delay=1"):
+        optimizer.step()
+    hook.remove()
     optimizer.step()
     with pytest.raises(thinwire.InvalidArgumentError, match="no_sync"):  # of the first rank
         loss_of(model, data(1, rank)).backward()

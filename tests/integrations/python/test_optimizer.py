@@ -225,6 +225,42 @@ def overlapping(rank: int):
     return counts, len(optimizer._pipeline.deferred()), len(optimizer._pipeline.buckets)
 
 
+def hooked(rank: int, momentum: float):
+    """Hooks of the optimizer's step in a model of several buckets, which p3 steps one by one."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(256, 520), *(torch.nn.Linear(520, 520),) * 2)
+    sgd = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    optimizer = wrapped(model, optimizer=sgd, momentum=momentum)
+    weights, seen = [], []
+
+    def step(number: int) -> None:
+        optimizer.zero_grad()
+        model(data(number, rank, width=256)).square().mean().backward()
+        optimizer.step()
+        weights.append(digest(model))
+
+    def see(optimizer: torch.optim.Optimizer, *_) -> None:
+        count = sum(len(group["params"]) for group in optimizer.param_groups)
+        seen.append((count, digest(model)))
+
+    step(0)
+    optimizer.finish()
+    weights = [digest(model)]
+    sgd.register_step_pre_hook(see)
+    sgd.register_step_post_hook(see)
+    for number in (1, 2):
+        with pytest.warns(UserWarning, match="as policy='wfbp' does"):
+            step(number)
+    assert seen == [(4, weights[i]) for i in (0, 1, 1, 2)]
+    return weights
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_step_hooks_are_called_once_for_a_whole_step(momentum):
+    first, second = run(hooked, momentum)
+    assert first == second
+
+
 def differentiated_by_func(rank: int):
     """Gradients of each sample between two steps, by a forward pass inside of torch.func."""
     model, expected = make_mlp(), make_mlp()

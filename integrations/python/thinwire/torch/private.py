@@ -393,18 +393,21 @@ def _is_called_by(codes: Collection[CodeType]) -> bool:
     return False
 
 
-def has_step_hooks(optimizer: torch.optim.Optimizer) -> bool:
-    """Return whether the optimizer has step hooks.
+def step_hooks(optimizer: torch.optim.Optimizer) -> list[Callable[..., Any]]:
+    """Return the hooks of register_step_pre_hook() and register_step_post_hook().
 
-    A step with hooks must not be tried and undone. torch has no public way to the hooks of
-    register_step_post_hook() and similar methods; 2.13 and 2.14 keep them in these dicts."""
-    return any(
-        (
-            optimizer._optimizer_step_pre_hooks,
-            optimizer._optimizer_step_post_hooks,
-            _global_optimizer_pre_hooks,
-            _global_optimizer_post_hooks,
-        )
+    torch has no public way to them; 2.13 and 2.14 keep them in these dicts."""
+    return [
+        *optimizer._optimizer_step_pre_hooks.values(),
+        *optimizer._optimizer_step_post_hooks.values(),
+    ]
+
+
+def has_step_hooks(optimizer: torch.optim.Optimizer) -> bool:
+    """Return whether the optimizer has step hooks, those of all optimizers included. A step with
+    hooks must not be tried and undone."""
+    return bool(
+        step_hooks(optimizer) or _global_optimizer_pre_hooks or _global_optimizer_post_hooks
     )
 
 

@@ -103,6 +103,10 @@ class OwnedMomentum:
                         f"take_momentum(optimizer); {fix}"
                     )
 
+    def is_own(self, hook: object) -> bool:
+        """Return whether this is the hook that pair() has registered."""
+        return hook == self._before_step
+
     def mark(self, parameter: torch.Tensor, result: torch.Tensor) -> None:
         """Make the optimizer's next step raise if the result is changed before it. Call it after a
         wait."""

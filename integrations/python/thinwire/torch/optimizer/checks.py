@@ -144,6 +144,16 @@ def check_delay(delay: int, exchange: GradientExchange) -> None:
         raise InvalidArgumentError(f"delay is {delay!r}, expected 0 or 1")
 
 
+def check_delayed_hooks(hooked: bool) -> None:
+    """A delayed step is made bucket by bucket, so that hooks would be called for each bucket."""
+    if hooked:
+        raise InvalidArgumentError(
+            "the optimizer has step hooks, and with delay=1 they would be called for each bucket "
+            "of a step; remove them (register_step_pre_hook, register_step_post_hook), or use "
+            "delay=0"
+        )
+
+
 def check_can_synchronize(delayed: bool, exchange: GradientExchange) -> None:
     """synchronize() requires means that are gradients and may be changed before step()."""
     if exchange.momentum.paired:

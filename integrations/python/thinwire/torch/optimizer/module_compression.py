@@ -225,10 +225,11 @@ class OptimizedCompression(ModuleCompression):
     """A plain module and its optimizer, whose step() uses the means of all ranks' gradients.
 
     Under policy "p3" step() returns at once, and each module's forward waits for the parameters
-    that it needs; "wfbp" and "fifo" wait in step(). With equal chunk_bytes all policies give
-    bit-identical weights. Accumulate gradients in no_sync(). Call synchronize() before clipping by
-    norm or unscaling, or clip with clip_grad_norm_(): both wait for all gradients. Typed errors are
-    raised by backward(), step() and, under p3, the model's forward."""
+    that it needs; "wfbp" and "fifo" wait in step(), and so does p3 if the optimizer has step hooks.
+    With equal chunk_bytes all policies give bit-identical weights. Accumulate gradients in
+    no_sync(). Call synchronize() before clipping by norm or unscaling, or clip with
+    clip_grad_norm_(): both wait for all gradients. Typed errors are raised by backward(), step()
+    and, under p3, the model's forward."""
 
     def __init__(
         self,
@@ -323,7 +324,9 @@ class OptimizedCompression(ModuleCompression):
     # Steps.
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Make one step; this replaces the optimizer's step(). Returns the closure's loss."""
+        """Make one step; this replaces the optimizer's step(). Returns the closure's loss. If the
+        optimizer has step hooks, this waits for all means under p3 too, since the hooks are called
+        once for each step, after all parameters are updated."""
         loss = loss_of(closure)
         self._lay_out()
         checks.check_gradients(self._optimizer, self._names)
@@ -335,13 +338,22 @@ class OptimizedCompression(ModuleCompression):
                 "already; call synchronize() of what compress() returned after backward() and "
                 "before unscale_() and step() of the scaler"
             )
-        if self._delay is not None and self._delay.begun():
-            self._delay.step()
-            return loss
+        hooked = not all(map(self.momentum.is_own, private.step_hooks(self._optimizer)))
+        if self._delay is not None:
+            checks.check_delayed_hooks(hooked)
+            if self._delay.begun():
+                self._delay.step()
+                return loss
         pipeline, synchronized = self._pipeline, self._pipeline.synchronized
         if not synchronized:
             pipeline.send_rest()
-        if self.config.policy == "p3" and not synchronized:
+        by_layers = self.config.policy == "p3" and not synchronized
+        if by_layers and hooked:
+            warn(
+                "the optimizer has step hooks, which are called once for a whole step, so this "
+                "step waits for all gradients as policy='wfbp' does"
+            )
+        if by_layers and not hooked:
             pipeline.defer()
         else:
             if not synchronized:
