@@ -211,7 +211,18 @@ def replaced(rank: int):
         loss_of(model, data(1, rank)).backward()
 
 
-@pytest.mark.parametrize("change", [thawed, replaced])
+def thawed_with_optimizer(rank: int):
+    model = make_mlp()
+    model[0].requires_grad_(False)
+    optimizer = sgd(model)
+    tw.compress(model, "int4", optimizer=optimizer, min_bytes=0)
+    train(model, optimizer, rank, steps=1)
+    model[0].requires_grad_(True)
+    with pytest.raises(thinwire.InvalidArgumentError, match=r"'0\.weight' is trained now"):
+        train(model, optimizer, rank, steps=1)
+
+
+@pytest.mark.parametrize("change", [thawed, thawed_with_optimizer, replaced])
 def test_a_parameter_that_is_trained_later_is_an_error(change):
     run(change)
 

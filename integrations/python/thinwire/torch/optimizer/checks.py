@@ -117,11 +117,15 @@ def check_state_dict(state_dict: object) -> None:
             raise wrong(f"state_dict['param_groups'][{number}]", group, "a dict with 'params'")
 
 
-def check_gradients(optimizer: Optimizer, names: Names) -> None:
-    """No parameter may have been unfrozen since compress()."""
+def check_gradients(
+    optimizer: Optimizer, names: Names, model: torch.nn.Module | None = None
+) -> None:
+    """No parameter may have been unfrozen since compress(). model: names it in the error."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             if parameter.grad is not None and parameter not in names:
+                if model is not None:
+                    check_reduced(model, names)
                 raise InvalidArgumentError(
                     "a parameter has a gradient that was frozen, or not there, when its model was "
                     "compressed; close() that, and compress the model again after unfreezing"

@@ -329,7 +329,7 @@ class OptimizedCompression(ModuleCompression):
         once for each step, after all parameters are updated."""
         loss = loss_of(closure)
         self._lay_out()
-        checks.check_gradients(self._optimizer, self._names)
+        checks.check_gradients(self._optimizer, self._names, self._model)
         self.momentum.check()
         if not self._pipeline.synchronized and private.is_stepped_by_scaler():
             checks.check_can_synchronize(self._delay is not None, self)
