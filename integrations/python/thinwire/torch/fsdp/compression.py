@@ -180,8 +180,8 @@ class ShardedCompression(Compression):
         if not self._feedback.kept:
             unnamed = codec is None and not config.is_set("codec")
             if feedback == "auto":
-                taken = "auto" if self._exchange.automatic else "bf16" if unnamed else None
-                _warn_of_no_residuals(self._feedback, taken)
+                instead = "auto" if self._exchange.automatic else "bf16" if unnamed else None
+                _warn_of_no_residuals(self._feedback, instead)
             if unnamed:
                 codec, reducing = "bf16", options  # bf16 needs no warm-up
                 self._exchange.close()
