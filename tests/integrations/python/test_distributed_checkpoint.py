@@ -107,3 +107,32 @@ def without_it(rank: int, folder: str):
 
 def test_a_plain_state_dict_of_another_rank_says_what_to_save(tmp_path):
     run(without_it, str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("state", "said"),
+    [
+        ({"world": 1025, "rank": 0}, "got 1025 ranks, expected at most 1024"),
+        ({"world": 600, "rank": 0, "parts": 2, "part": 0}, "got 1200 ranks"),
+        (
+            {
+                "world": 4,
+                "rank": 1,
+                "meshes": [
+                    {"world": 4, "rank": 1},
+                    {"world": 2, "rank": 1, "parts": 2, "part": 0},
+                ],
+            },
+            r"has the numbers \[1, 2\].*expected the same in each",
+        ),
+    ],
+)
+def test_ranks_without_a_key_of_their_own_are_refused(state, said):
+    class Saved:
+        gathered_state_dict = load_state_dict = print
+
+        def state_dict(self):
+            return {"residuals": {}, **state}
+
+    with pytest.raises(thinwire.InvalidArgumentError, match=said):
+        DistributedState(Saved()).state_dict()

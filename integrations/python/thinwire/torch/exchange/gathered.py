@@ -113,16 +113,22 @@ class DistributedState:
 
         Raises:
             InvalidArgumentError: there are more than MAX_RANKS ranks, or FSDP2 shards the model
-                over several sets of ranks.
+                over sets of ranks that do not number the ranks alike.
         """
         mine = self._of.state_dict()
-        if "meshes" in mine:
+        numbers = [_number(head) for head in _heads(mine)]
+        if len(set(numbers)) > 1:
             raise InvalidArgumentError(
-                f"DistributedState: the model is sharded over {len(mine['meshes'])} different sets "
-                "of ranks, expected one; save() a file of each rank"
+                f"DistributedState: this rank has the numbers {numbers} in the sets of ranks that "
+                "share shards, expected the same in each, as in the dimensions of one mesh; save() "
+                "a file of each rank"
             )
-        of = mine.get("parts", 1)  # ranks of tensor parallelism, each with its part of the model
-        world, rank = mine["world"] * of, mine["rank"] * of + mine.get("part", 0)
+        world, rank = mine["world"] * mine.get("parts", 1), numbers[0]
+        if world > self.MAX_RANKS:
+            raise InvalidArgumentError(
+                f"DistributedState: got {world} ranks, expected at most {self.MAX_RANKS}; save() a "
+                "file of each rank"
+            )
         parts = {f"rank{other}": b"" for other in range(rank, self.MAX_RANKS, world)}
         parts[f"rank{rank}"] = state_file.to_bytes(mine)
         return {"shared": state_file.to_bytes(_shared(mine)), **parts}
@@ -142,11 +148,9 @@ class DistributedState:
             if key.startswith("rank") and content
         }
         ranks = []
-        of = shared.get("parts", 1)
-        for number in range(shared["world"] * of):
-            at = {"rank": number // of} | ({"part": number % of} if of > 1 else {})
+        for number in range(shared["world"] * shared.get("parts", 1)):
             nothing = shared["residuals"] if number == 0 else {}
-            ranks.append(parts.get(number, {**shared, **at, "residuals": nothing}))
+            ranks.append(parts.get(number, {**_numbered(shared, number), "residuals": nothing}))
         self._of.load_state_dict(ranks)
 
 
@@ -158,5 +162,26 @@ def _shared(mine: Mapping[str, Any]) -> dict[str, Any]:
         if "momentum" in memory and name not in mine["sparse"]:
             zeros = torch.zeros_like(memory["first"])
             kept[name] = {"first": zeros, "second": zeros, "momentum": memory["momentum"]}
-    at = {"rank": 0} | ({"part": 0} if "part" in mine else {})
-    return {**mine, **at, "residuals": kept}
+    return {**_numbered(mine, 0), "residuals": kept}
+
+
+def _heads(state: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the dicts in a state dict that have a rank's place: one for each set of ranks."""
+    return state.get("meshes", [state])
+
+
+def _number(head: Mapping[str, Any]) -> int:
+    """Return a rank's number among all ranks. Those with the same part of the model, if tensor or
+    expert parallelism has divided it, are as far apart as there are parts, in any world size."""
+    return head["rank"] * head.get("parts", 1) + head.get("part", 0)
+
+
+def _numbered(state: Mapping[str, Any], number: int) -> dict[str, Any]:
+    """Return a state dict with the places of the rank of this number."""
+    parts = state.get("parts", 1)
+    found = {**state, "rank": number // parts}
+    if parts > 1:
+        found["part"] = number % parts
+    if "meshes" in state:
+        found["meshes"] = [_numbered(head, number) for head in state["meshes"]]
+    return found
