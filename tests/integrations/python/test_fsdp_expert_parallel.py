@@ -18,34 +18,40 @@ EXPERTS, WIDTH = 4, 20
 
 
 class Experts(torch.nn.Module):
-    """Every expert sees every row, so that ranks need not send rows to one another. A rank has the
-    experts of its place in the dimension "expert"."""
+    """Every expert sees every row, and ranks leave out what others have of the layer, so that they
+    need not send rows to one another. A rank has the experts of its place in the dimension
+    "expert", and with tensor parallelism a part of their outputs."""
 
     def __init__(self, mesh):
         super().__init__()
         weight = torch.randn(EXPERTS, WIDTH, WIDTH) / WIDTH
-        self.weight = torch.nn.Parameter(distribute_tensor(weight, mesh, [Shard(0)]))
+        placements = [Shard(0), Shard(2)][: mesh.ndim]
+        self.weight = torch.nn.Parameter(distribute_tensor(weight, mesh, placements))
 
     def forward(self, x):
         own = self.weight.to_local() if isinstance(self.weight, DTensor) else self.weight
-        return x + torch.einsum("bi,eio->bo", x, own).tanh()
+        outputs = torch.einsum("bi,eio->bo", x, own).tanh()
+        return x + torch.nn.functional.pad(outputs, (0, WIDTH - outputs.shape[1]))
 
 
-def mixture(codec, shape=(2, 2), dim=0, **options):
+NAMES = ("shard", "expert")
+WITH_REPLICAS = ("replica", *NAMES)
+WITH_TENSORS = (*NAMES, "tensor")
+
+
+def mixture(codec, shape=(2, 2), dim=0, names=NAMES, **options):
     """Return (model, compression). dim: the dimension of the experts' weights that is sharded."""
-    names = ("shard", "expert") if len(shape) == 2 else ("replica", "shard", "expert")
     mesh = init_device_mesh("cpu", shape, mesh_dim_names=names)
-    outer = names[:-2]
-    flat = mesh["shard", "expert"]._flatten("all")
+    outer, inner = names[: names.index("shard")], names[names.index("expert") :]
+    flat = mesh[("shard", *inner)]._flatten("all")
     over = mesh[(*outer, "all")] if outer else flat
     torch.manual_seed(7)
     model = torch.nn.Sequential(
-        torch.nn.Linear(WIDTH, WIDTH), Experts(mesh["expert"]), torch.nn.Linear(WIDTH, 10)
+        torch.nn.Linear(WIDTH, WIDTH), Experts(mesh[inner]), torch.nn.Linear(WIDTH, 10)
     )
-    inner = mesh[(*outer, "shard")] if outer else mesh["shard"]
     fully_shard(
         model[1],
-        mesh=inner,
+        mesh=mesh[(*outer, "shard")] if outer else mesh["shard"],
         shard_placement_fn=lambda _: Shard(dim),
         reshard_after_forward=not outer,  # FSDP2 itself can't reshard DTensors to one shard
     )
@@ -70,23 +76,31 @@ def local(model):
     return {name: p.detach().to_local().clone() for name, p in model.named_parameters()}
 
 
-def gradients_of(_: int, shape, dim):
+def gradients_of(_: int, shape, dim, names):
     found = []
     for codec in (None, "fp32", {"1.*": "int8", "*": "bf16"}):
-        model, made = mixture(codec, shape, dim)
+        model, made = mixture(codec, shape, dim, names)
         trained(model, 1)
         gradients = {name: p.grad.to_local() for name, p in model.named_parameters()}
         found.append((gradients, None if made is None else made.stats()))
     return found
 
 
-@pytest.mark.parametrize(("shape", "dim"), [((2, 2), 0), ((2, 2), 1), ((2, 1, 2), 0)])
-def test_gradients_are_those_of_plain_fsdp2(shape, dim):
-    for (plain, _), *ours in run(gradients_of, shape, dim, world=4):
+@pytest.mark.parametrize(
+    ("shape", "dim", "names"),
+    [
+        ((2, 2), 0, NAMES),
+        ((2, 2), 1, NAMES),
+        ((2, 1, 2), 0, WITH_REPLICAS),
+        ((2, 1, 2), 1, WITH_TENSORS),
+    ],
+)
+def test_gradients_are_those_of_plain_fsdp2(shape, dim, names):
+    for (plain, _), *ours in run(gradients_of, shape, dim, names, world=4):
         for (found, stats), tolerance in zip(ours, (1e-6, 0.02), strict=True):
             assert stats["exact_reductions"] == 0 and stats["steps"] == 1
             each = stats["meshes"]
-            if len(shape) == 3:  # FSDP2 reduces one shard by itself
+            if names == WITH_REPLICAS:  # FSDP2 reduces one shard by itself
                 stats, each = stats["replicas"], [mesh["replicas"] for mesh in each]
             assert [len(mesh["parameters"]) for mesh in each] == [4, 1]
             assert stats["wire_bytes"] == sum(mesh["wire_bytes"] for mesh in each) > 0

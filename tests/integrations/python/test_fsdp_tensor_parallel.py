@@ -9,6 +9,7 @@ from ranks import outcomes_of, run
 from thinwire.torch import compress
 from thinwire.torch.advanced import DistributedState
 from thinwire.torch.fsdp import collectives, compression
+from thinwire.torch.fsdp.units import Piece, Unit
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import (
@@ -95,6 +96,21 @@ def test_replicated_parameters_stay_equal(shape):
         for codec, mine, theirs in zip(CODECS, one, other, strict=True):
             assert torch.equal(mine[SHARED], theirs[SHARED]), codec
             assert not torch.equal(mine["1.weight"], theirs["1.weight"])
+
+
+def equalized(rank: int):
+    mesh = init_device_mesh("cpu", (1, 2, 2), mesh_dim_names=("shard", "expert", "tensor"))
+    replicated = {"weight": (False, False), "bias": (False, True), "norm": (True, True)}
+    pieces = tuple(Piece(name, (2,), 2, 0, along) for name, along in replicated.items())
+    shard = torch.full((6,), float(rank))
+    collectives._equalize(
+        Unit("block", torch.nn.Identity(), pieces, mesh, False, torch.float32), shard
+    )
+    return shard[::2].tolist()
+
+
+def test_parameters_may_be_replicated_over_one_of_two_dimensions():
+    assert run(equalized, world=4) == [[rank, rank // 2 * 2, 0] for rank in range(4)]
 
 
 def resumed(rank: int, folder: str):

@@ -257,24 +257,24 @@ class AllReduceHook:
 
 
 def _equalize(unit: Unit, shard: torch.Tensor) -> None:
-    """Set the gradients of parameters that the ranks of tensor parallelism replicate to those of
-    the first of these ranks. Otherwise they would differ by rounding, since a codec's block may
-    also have elements of a parameter of which each of these ranks has another part."""
-    group = unit.tensor_group
-    if group is None:
+    """Set the gradients of parameters that ranks of tensor parallelism replicate to those of the
+    first of these ranks. Otherwise they would differ by rounding, since a codec's block may also
+    have elements of a parameter of which each of these ranks has another part."""
+    if not any(any(piece.replicated) for piece in unit.pieces):
         return
     chunks = shard.split([piece.chunk for piece in unit.pieces])
-    named = zip(unit.pieces, chunks, strict=True)
-    alike = {piece.name: chunk for piece, chunk in named if piece.replicated}
-    if not alike:
-        return
-    packed = torch.cat(list(alike.values()))
-    tensors = f"'{next(iter(alike))}', one of {len(alike)} in '{unit.name}'"
-    with _typed(f"broadcast of {tensors}, among the ranks of tensor parallelism", group):
-        dist.broadcast(packed, dist.get_global_rank(group, 0), group=group)
-    sizes = [len(each) for each in alike.values()]
-    for chunk, values in zip(alike.values(), packed.split(sizes), strict=True):
-        chunk.copy_(values)
+    for dimension, group in enumerate(unit.part_groups):
+        named = zip(unit.pieces, chunks, strict=True)
+        alike = {piece.name: chunk for piece, chunk in named if piece.replicated[dimension]}
+        if not alike:
+            continue
+        packed = torch.cat(list(alike.values()))
+        tensors = f"'{next(iter(alike))}', one of {len(alike)} in '{unit.name}'"
+        with _typed(f"broadcast of {tensors}, among the ranks of tensor parallelism", group):
+            dist.broadcast(packed, dist.get_global_rank(group, 0), group=group)
+        sizes = [len(each) for each in alike.values()]
+        for chunk, values in zip(alike.values(), packed.split(sizes), strict=True):
+            chunk.copy_(values)
 
 
 @contextlib.contextmanager

@@ -59,8 +59,8 @@ def compress_shards(
         model: fully_shard() was called on it or on its parts, and is not called again. Each such
             module is one reduce-scatter, and all of its parameters need one codec, so rules by name
             select modules: {"embed.*": "int8", "*": "int4"}. With tensor or expert parallelism
-            (parallelize_module(), called before, with a mesh of one dimension) each rank compresses
-            the gradients of its part, and has residuals of that. Modules may be sharded over
+            (parallelize_module(), called before) each rank compresses the gradients of its part,
+            and has residuals of that. Modules may be sharded over
             different ranks, as experts are, which have fewer than the other parameters.
         codec: as State takes it, except topk, onebit and momentum, which need the whole mean on
             every rank; topk works with inner=False. "auto": fp32, bf16, int8 and int4 take turns of
@@ -104,10 +104,10 @@ def compress_shards(
     meshes = _by_ranks(units, replicas)
     _check_covered(meshes, replicas)
     codecs = [codec] if len(meshes) == 1 else codecs_of(meshes, codec, gather)
-    if gather is not None and (parts := _tensor_group(units)) is not None:
+    if gather is not None and (parts := _place(units, None).parts) > 1:
         raise InvalidArgumentError(
-            f"FSDP2 got gather={gather!r} with {dist.get_world_size(parts)} ranks of tensor "
-            "parallelism, expected None: parameters that these replicate would differ by rounding"
+            f"FSDP2 got gather={gather!r} with {parts} ranks of tensor or expert parallelism, "
+            "expected None: parameters that these replicate would differ by rounding"
         )
     for unit in units:
         _check_free(unit)
@@ -119,7 +119,7 @@ def compress_shards(
         sharing = _Sharing(inner is not False, _replicas_of(mesh[0], replicas))
         if not sharing.inner and sharing.replicas is None:
             raise wrong("inner", inner, "True for shards without replicas: nothing else is reduced")
-        _check_auto(codec, sharing.replicas, _tensor_group(mesh))
+        _check_auto(codec, sharing.replicas, _place(mesh, None).parts)
         sharings.append(sharing)
     warm_up = {"warm_up_steps": warm_up_steps, "warm_up_codec": warm_up_codec}
     alike = {"inner": inner is not False, "gather": gather, "reference": reference, **warm_up}
@@ -398,14 +398,15 @@ def _place(units: Sequence[Unit], replicas: dist.ProcessGroup | None) -> Place:
         place = place._replace(
             replicas=dist.get_world_size(replicas), replica=dist.get_rank(replicas)
         )
-    if (parts := _tensor_group(units)) is not None:
-        place = place._replace(parts=dist.get_world_size(parts), part=dist.get_rank(parts))
+    for group in _part_groups(units):
+        size, rank = dist.get_world_size(group), dist.get_rank(group)
+        place = place._replace(parts=place.parts * size, part=place.part * size + rank)
     return place
 
 
-def _tensor_group(units: Sequence[Unit]) -> dist.ProcessGroup | None:
-    """Return the group of tensor parallelism, which some units may be without; None if all are."""
-    return next((unit.tensor_group for unit in units if unit.tensor_group is not None), None)
+def _part_groups(units: Sequence[Unit]) -> list[dist.ProcessGroup]:
+    """Return the groups of expert and tensor parallelism, which some units may be without."""
+    return max((unit.part_groups for unit in units), key=len)
 
 
 def _by_ranks(units: Sequence[Unit], named: dist.ProcessGroup | None) -> list[list[Unit]]:
@@ -471,7 +472,8 @@ def _groups_of_all(
     units: Sequence[Unit], replicas: dist.ProcessGroup | None
 ) -> list[dist.ProcessGroup]:
     """Return groups that together have all ranks that train the model."""
-    return [each for each in (units[0].group, replicas, _tensor_group(units)) if each is not None]
+    groups = (units[0].group, replicas, *_part_groups(units))
+    return [each for each in groups if each is not None]
 
 
 def _warn_of_no_residuals(found: Decision, taken: str | None) -> None:
@@ -488,11 +490,10 @@ def _warn_of_no_residuals(found: Decision, taken: str | None) -> None:
     )
 
 
-def _check_auto(
-    codec: Codec | None, replicas: dist.ProcessGroup | None, tensor_group: dist.ProcessGroup | None
-) -> None:
+def _check_auto(codec: Codec | None, replicas: dist.ProcessGroup | None, parts: int) -> None:
     """InvalidArgumentError for codec="auto", from the argument or the environment, where not all
-    ranks that train the model reduce over one group."""
+    ranks that train the model reduce over one group. parts: the ranks of tensor or expert
+    parallelism."""
     if AUTO not in (codec, config.codec_variable() if codec is None else None):
         return
     if replicas is not None:
@@ -501,7 +502,7 @@ def _check_auto(
             "codec that is chosen: the reduce-scatters and the all-reduces over replicas have "
             "links of their own; take int4"
         )
-    if tensor_group is not None:
+    if parts > 1:
         raise InvalidArgumentError(
             "FSDP2 got codec='auto' with tensor parallelism, expected a codec that is chosen: "
             "each of its ranks would measure and choose for itself; take int4"

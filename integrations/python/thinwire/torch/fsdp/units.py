@@ -28,7 +28,7 @@ class Piece(NamedTuple):
     shape: tuple[int, ...]
     chunk: int  # elements per rank, with padding
     dim: int = 0  # the dimension that is sharded
-    replicated: bool = False  # all ranks of tensor parallelism have the same values
+    replicated: tuple[bool, ...] = ()  # along each of Unit.part_groups
 
     @property
     def numel(self) -> int:
@@ -62,7 +62,7 @@ class Unit(NamedTuple):
     name: str  # of the module
     module: FSDPModule  # the first one, if the call got a list
     pieces: tuple[Piece, ...]
-    mesh: DeviceMesh  # replicas (HSDP only), shards, and tensor parallelism if there is any
+    mesh: DeviceMesh  # replicas (HSDP only), shards, then expert and tensor parallelism if any
     hybrid: bool  # whether the mesh has HSDP's replicas
     dtype: torch.dtype  # of the first parameter
     gathered: tuple[Piece, ...] = ()  # including frozen parameters, with units_of(gathered=True)
@@ -78,10 +78,10 @@ class Unit(NamedTuple):
         return self.mesh.size(int(self.hybrid))
 
     @property
-    def tensor_group(self) -> dist.ProcessGroup | None:
-        """Return the group of the ranks of tensor parallelism; None without it."""
-        dimension = 1 + int(self.hybrid)
-        return self.mesh.get_group(dimension) if self.mesh.ndim > dimension else None
+    def part_groups(self) -> list[dist.ProcessGroup]:
+        """Return this rank's groups of expert and of tensor parallelism. Their ranks have different
+        parts of a parameter, or the same values of one that is replicated."""
+        return [self.mesh.get_group(d) for d in range(1 + int(self.hybrid), self.mesh.ndim)]
 
     @property
     def numel(self) -> int:
@@ -162,23 +162,23 @@ def _own_modules(module: torch.nn.Module, seen: set[torch.nn.Module]) -> Iterato
 
 def _piece(parameter: DTensor, name: str) -> Piece:
     """InvalidArgumentError unless its placements are those of HSDP's replicas, if there are any, of
-    FSDP2's shards, and of one dimension of tensor or expert parallelism, if there is one."""
+    FSDP2's shards, and of expert and tensor parallelism, if there are any."""
     mesh, placements = parameter.device_mesh, parameter.placements
     at = int(placements[0].is_replicate())
     # FSDP2's shards of a tensor-parallel part are of another type than Shard, with the same `dim`.
     shards, parts = placements[at : at + 1], placements[at + 1 :]
     dim = getattr(shards[0], "dim", None) if shards else None
-    if dim is None or len(parts) > 1:
+    if dim is None:
         raise _refusal(name, f"it lies as {placements}")
     shape = list(parameter.shape)
-    for part in parts:
+    for dimension, part in enumerate(parts, at + 1):
         if isinstance(part, Shard):
-            shape[part.dim] = _part_of(shape[part.dim], mesh, at + 1)
+            shape[part.dim] = _part_of(shape[part.dim], mesh, dimension)
         elif not part.is_replicate():
             raise _refusal(name, f"it lies as {placements}")
     rows = -(-shape[dim] // mesh.size(at))
     chunk = rows * math.prod(shape[:dim] + shape[dim + 1 :])
-    return Piece(name, tuple(shape), chunk, dim, any(part.is_replicate() for part in parts))
+    return Piece(name, tuple(shape), chunk, dim, tuple(part.is_replicate() for part in parts))
 
 
 def _part_of(size: int, mesh: DeviceMesh, dimension: int) -> int:
@@ -207,5 +207,5 @@ def _common_mesh(unit: str, parameters: Mapping[str, DTensor]) -> DeviceMesh:
 def _refusal(name: str, got: str) -> InvalidArgumentError:
     return InvalidArgumentError(
         f"parameter '{name}': {got}, expected shards over one dimension of ranks, or HSDP's two, "
-        "and at most one more, of tensor or expert parallelism"
+        "and shards or copies over those of expert and tensor parallelism"
     )
