@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from models import data, digest, loss_of, make_mlp
 from ranks import outcomes_of, run
-from thinwire import errors
+from thinwire import config, errors
 from thinwire.torch import sites
 from thinwire.torch.sites.meeting import EpochStore, Meeting
 
@@ -141,6 +141,30 @@ def test_rounds_under_way_survive(address):
     kept = [outcomes[rank].value for rank in (0, 2)]
     assert all(kept), outcomes[0].trace + outcomes[2].trace
     check_alike(*kept)
+
+
+def asks_for_bytes(rank: int, address: str):
+    """The other member starts the gather only after the status, for which this one asks later."""
+    members = join(address, f"site {rank}", min_members=2, timeout_s=30)
+    meeting = Meeting(members.meet(None), config.resolve(codec="fp32", timeout_s=15))
+    meeting.tell("status", b"1234")
+    mine = [b"5678" * 100]
+    gather = meeting.start("rows", mine) if rank == 0 else None
+    sent = meeting.wire_bytes()
+    meeting.tell("status", b"1234")
+    gather = gather or meeting.start("rows", mine)
+    rows = [bytes(row) for row in gather.rows()]
+    meeting.tell("status", b"1234")
+    found = sent, meeting.wire_bytes(), rows
+    meeting.close()
+    members.close()
+    return found
+
+
+def test_bytes_are_counted_while_others_are_on_their_way(address):
+    for before, after, rows in run(asks_for_bytes, address):
+        assert 0 < before < after - 400
+        assert rows == [b"5678" * 100] * 2
 
 
 def fails_after_the_vote(rank: int, address: str):

@@ -139,6 +139,10 @@ class Session:
         """Return the counters of the communicator and of the sessions before this one. Waits until
         nothing is in flight."""
         self.wait_idle()
+        return self.stats_so_far()
+
+    def stats_so_far(self) -> Counter[str]:
+        """Return the counters as stats(), but at once: what is in flight may be counted or not."""
         counts = Counter(self._counted_before)
         if self._communicator is not None:
             counts.update(self._communicator.stats())

@@ -248,8 +248,9 @@ class Meeting:
         return f"{socket.gethostname()[:40]} ({address}, process {os.getpid()})"
 
     def wire_bytes(self) -> int:
-        """Return the bytes that this member has sent."""
-        return 0 if self._session is None else int(self._session.summary()["wire_bytes"])
+        """Return the bytes that this member has sent so far. It waits for nothing: another member
+        may start an exchange that is in flight here only after this one's next message."""
+        return 0 if self._session is None else int(self._session.stats_so_far()["wire_bytes"])
 
     def fail(self, error: errors.Error) -> None:
         """Fail the meeting on every member with this reason."""
