@@ -60,8 +60,8 @@ def compress_shards(
             module is one reduce-scatter, and all of its parameters need one codec, so rules by name
             select modules: {"embed.*": "int8", "*": "int4"}. With tensor or expert parallelism
             (parallelize_module(), called before) each rank compresses the gradients of its part,
-            and has residuals of that. Modules may be sharded over
-            different ranks, as experts are, which have fewer than the other parameters.
+            and has residuals of that. Modules may be sharded over different ranks, as experts are,
+            which have fewer than the other parameters.
         codec: as State takes it, except topk, onebit and momentum, which need the whole mean on
             every rank; topk works with inner=False. "auto": fp32, bf16, int8 and int4 take turns of
             a few steps, 67 to 131 in all, and the most accurate within 2 % of the fastest is used;
@@ -392,7 +392,8 @@ def _check_free(unit: Unit) -> None:
 
 
 def _place(units: Sequence[Unit], replicas: dist.ProcessGroup | None) -> Place:
-    """Return this rank's place, among replicas and ranks of tensor parallelism if there are any."""
+    """Return this rank's place, among replicas and ranks of expert and tensor parallelism if there
+    are any."""
     place = Place(units[0].world, dist.get_rank(units[0].group))
     if replicas is not None:
         place = place._replace(

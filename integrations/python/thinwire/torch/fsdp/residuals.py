@@ -115,8 +115,8 @@ class Layout:
         if any(parts != mine[1] for _, parts in found) or (found and mine not in found):
             raise InvalidArgumentError(
                 f"the state dict is of part {found[0][0]} of {found[0][1]}, expected part {mine[0]}"
-                f" of {mine[1]} of tensor parallelism; load every rank's own, or give every rank "
-                "the list of all ranks', saved with as many ranks of tensor parallelism"
+                f" of {mine[1]} of tensor or expert parallelism; load every rank's own, or give "
+                "every rank the list of all ranks', saved with as many parts"
             )
         if isinstance(saved, Mapping):
             return saved
